@@ -22,12 +22,12 @@ class Option(NamedTuple):
     settings: dict[str, Any]
 
     def changed(self, **changes: Any) -> "Option":
-        """Return the same option with other keyword arguments."""
+        """Return a copy of this option with other keyword arguments of `add_argument`."""
         return Option(self.names, {**self.settings, **changes})
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """Declare an option. The arguments are those of `add_argument`."""
+    """Declare an option with these names. `settings` are keyword arguments of `add_argument`."""
     return Option(names, settings)
 
 
@@ -99,7 +99,10 @@ class CommandParser(argparse.ArgumentParser):
         return help_text
 
     def add_script(self, is_optional: bool = False) -> None:
-        """Add the script or module, and the script's own arguments."""
+        """Let the command take a script or a module, and the script's own arguments.
+
+        With `is_optional`, the command also runs without a script.
+        """
         self.add(MODULE)
         nargs = "?" if is_optional else None
         self.add_argument("script", nargs=nargs, help="the Python script")
@@ -112,7 +115,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the options. argparse does not see the script's arguments.
+        """Parse the command's own options, without those of the script.
 
         An unknown option is an error of this command, whose usage is shown.
         """
@@ -128,7 +131,7 @@ class CommandParser(argparse.ArgumentParser):
     def _parse_before_script(
         self, given: list[str], namespace: argparse.Namespace | None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the options before the script's name."""
+        """Parse the options that precede the script's name in the arguments `given`."""
         end = self._end_of_options(given)
         options, rest = given[:end], given[end:]
         if rest[:1] == ["--"]:
@@ -141,7 +144,7 @@ class CommandParser(argparse.ArgumentParser):
         return found, unknown
 
     def _meant(self, unknown: list[str]) -> str:
-        """Return a question with the known options that are most like the unknown ones, or ""."""
+        """Return a question that proposes known options in place of the unknown ones, or ""."""
         alike = []
         for argument in unknown:
             name = argument.partition("=")[0]
@@ -150,7 +153,10 @@ class CommandParser(argparse.ArgumentParser):
         return f". Did you mean {' '.join(alike)}?" if alike else ""
 
     def _end_of_options(self, given: list[str]) -> int:
-        """Return the index of the first argument that is no option and no option's value."""
+        """Return the index of the script's name in the arguments `given`.
+
+        It is the first argument that is no option and no option's value.
+        """
         index = 0
         while index < len(given):
             argument = given[index]

@@ -74,7 +74,7 @@ _PARTS = {
 
 
 def _pin_sparse(x: torch.Tensor) -> torch.Tensor:
-    """Return a sparse tensor with its parts in page-locked memory."""
+    """Return a copy of a sparse tensor whose parts are in page-locked memory."""
     parts = [pin_memory(getattr(x, name)()) for name in _PARTS[x.layout]]
     options: dict[str, Any] = {"layout": x.layout}
     make: Any = torch.sparse_compressed_tensor
@@ -85,7 +85,7 @@ def _pin_sparse(x: torch.Tensor) -> torch.Tensor:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Note that a CPU tensor is page-locked, and return it."""
+    """Note that the memory of a CPU tensor is page-locked, and return the tensor."""
     storage: Any = tensor.untyped_storage()
     if storage.nbytes():
         storage.pinned = LockedBlock(storage.data_ptr(), storage.nbytes())
@@ -117,5 +117,5 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 
 def _is_registered(address: int) -> bool:
-    """Return whether `cudaHostRegister` has locked the memory at this address."""
+    """Return whether the address is in memory that `cudaHostRegister` has locked."""
     return any(start <= address < start + nbytes for start, nbytes in registered.items())

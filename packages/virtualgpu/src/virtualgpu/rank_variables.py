@@ -7,7 +7,10 @@ from typing import Any
 
 
 def rank_variables(world: int, rank: int, per_node: int) -> dict[str, str]:
-    """Return the environment variables that torchrun gives a rank."""
+    """Return the environment variables that torchrun gives a rank, by name.
+
+    There are `world` ranks in total, and `per_node` on each node.
+    """
     variables: dict[str, Any] = {
         "RANK": rank,
         "LOCAL_RANK": rank % per_node,
@@ -34,7 +37,7 @@ def names_rank_variable(text: str) -> bool:
 
 @contextmanager
 def advising_torchrun(advice: str) -> Iterator[None]:
-    """Add advice to an error of a script that expects the variables of torchrun."""
+    """Add `advice` to an error in the block that comes from a missing variable of torchrun."""
     try:
         yield
     except Exception as error:

@@ -39,7 +39,7 @@ def module_file(name: str) -> str:
 
 
 def _top(name: str) -> ModuleSpec | None:
-    """Return the import spec of the top-level package or module in a dotted name.
+    """Return the import spec of the first part of a dotted module name.
 
     The current folder is searched first, as `python -m` does.
     """
@@ -49,7 +49,7 @@ def _top(name: str) -> ModuleSpec | None:
 
 
 def _part(package: ModuleSpec, name: str) -> ModuleSpec | None:
-    """Return the import spec of a module in a package."""
+    """Return the import spec of the module `name` in a package, or None."""
     return PathFinder.find_spec(name, package.submodule_search_locations or [])
 
 
@@ -75,7 +75,7 @@ def run_script(script: str, arguments: list[str], module: bool = False) -> None:
 
 
 def _file_code(script: str, main: types.ModuleType) -> types.CodeType:
-    """Return the code of a file, and prepare the module `main` to run it."""
+    """Return the compiled code of a script file, and prepare the module `main` to run it."""
     path = os.path.abspath(script)
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
@@ -86,9 +86,10 @@ def _file_code(script: str, main: types.ModuleType) -> types.CodeType:
 
 
 def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
-    """Return the code of a module, or of a package's `__main__`, and prepare `main` to run it.
+    """Return the compiled code of the module `name`, and prepare the module `main` to run it.
 
-    Raises SystemExit, as Python does, if there is none.
+    For a package it is the code of its `__main__`. Raises SystemExit, as Python does, if there is
+    none.
     """
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # a command that pip installed does not search this folder
@@ -107,9 +108,10 @@ def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
 
 
 def _leave_out_the_kit(call: types.TracebackType | None) -> None:
-    """Remove the kit's calls from a script's traceback.
+    """Remove the kit's calls from the traceback of a script's error.
 
-    An interrupt can happen in any of these calls, and a backward pass runs through some of them.
+    `call` is the first entry of the traceback. An interrupt can happen in any of these calls, and a
+    backward pass runs through some of them.
     """
     while call is not None and not sys.flags.dev_mode:
         while call.tb_next is not None and _is_of_the_kit(call.tb_next):
@@ -123,7 +125,10 @@ def _is_of_the_kit(call: types.TracebackType) -> bool:
 
 
 def _hide_frames_before(code: types.CodeType | None) -> None:
-    """Change sys.excepthook so that tracebacks begin at `code`, or are empty if it never ran."""
+    """Change sys.excepthook so that printed tracebacks begin at `code`.
+
+    They are empty if `code` never ran.
+    """
     show = sys.excepthook
 
     def from_the_script(

@@ -70,7 +70,11 @@ class ReceivedMemory(Memory):
     __slots__ = ("_address", "_counter", "_nbytes", "_process")
 
     def __init__(self, gpu: Gpu, nbytes: int, kept: bool, counter: tuple[str, int]) -> None:
-        """Record the memory. `counter` is the address of a counter's file and an index in it."""
+        """Store what this process knows about memory that another process owns.
+
+        `kept` says whether it has values. `counter` is the address of a counter's file and an index
+        in it.
+        """
         super().__init__(gpu, None, 0 if kept else None)  # the owner's budget counts the values
         self._nbytes = nbytes
         self._counter: tuple[str, int] | None = counter
@@ -83,25 +87,29 @@ class ReceivedMemory(Memory):
 
     @property
     def address(self) -> int:
-        """The address on this process's virtual GPU."""
+        """The address of the received memory on this process's virtual GPU.
+
+        Its allocator uses other addresses.
+        """
         return self._address
 
     @property
     def requested(self) -> int:
-        """The size of the storage in bytes."""
+        """The size of the received storage in bytes."""
         return self._nbytes
 
     def release(self) -> None:
-        """Tell the owner that this process does not use the memory any more."""
+        """Tell the owner of the memory that this process does not use it any more."""
         # A forked child must not do this for its parent.
         if self._counter is not None and self._process == os.getpid():
             decrement(*self._counter)
         self._counter = None
 
     def __del__(self) -> None:
-        """Release the memory. As on CUDA, the host first waits for the current stream.
+        """Release the memory when the storage is deleted.
 
-        The owner may reuse the memory afterwards.
+        As on CUDA, the host first waits for the current stream, because the owner may reuse the
+        memory afterwards.
         """
         super().__del__()
         if self.gpu.machine.alive:
@@ -110,7 +118,7 @@ class ReceivedMemory(Memory):
 
 
 def _release_at_exit(received: "weakref.WeakSet[ReceivedMemory]") -> None:
-    """Release all received memory when this process ends."""
+    """Release all memory received from other processes when this process ends."""
 
     def release_all() -> None:
         for memory in list(received):
@@ -130,9 +138,10 @@ multiprocessing.util.register_after_fork(_received, _release_at_exit)
 def share_cuda(
     storage: VirtualStorage,
 ) -> tuple[int, bytes | None, int, int, bytes | None, int, bytes | None, bool | None]:
-    """Return the arguments of `new_shared_cuda` for a receiver. It replaces `storage._share_cuda_`.
+    """Export a storage, and return the arguments of `new_shared_cuda` for another process.
 
-    Every call counts one more receiver. Raises RuntimeError for memory that was itself received.
+    It replaces `storage._share_cuda_`. Every call counts one more receiver. Raises RuntimeError for
+    memory that was itself received.
     """
     if not isinstance(storage, VirtualStorage):
         raise RuntimeError("_share_cuda_: only available on CUDA")
@@ -164,9 +173,10 @@ def new_shared_cuda(
     event: bytes,
     waits: bool,
 ) -> torch.UntypedStorage:
-    """Return the storage in this process. It replaces `UntypedStorage._new_shared_cuda`.
+    """Return a storage for memory that another process has exported with `share_cuda`.
 
-    Raises AcceleratorError, as CUDA does, if the sender has ended or is this process.
+    It replaces `UntypedStorage._new_shared_cuda`. Raises AcceleratorError, as CUDA does, if the
+    sender has ended or is this process.
     """
     gpu = hardware.machine().gpu(device)
     assert gpu is not None
@@ -189,7 +199,10 @@ def release_ipc_counter(counter: bytes, index: int) -> None:
 
 
 def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
-    """Return `UntypedStorage._new_shared`, with which DataLoader's workers collect a batch."""
+    """Return a replacement of `UntypedStorage._new_shared`, which is the method `make`.
+
+    DataLoader's workers collect a batch with it. On a CUDA device it makes a new storage there.
+    """
 
     def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
         if torch.device(device).type == "cuda":
@@ -200,9 +213,9 @@ def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
 
 
 def _export(storage: VirtualStorage) -> tuple[bytes, Any]:
-    """Move the values to memory that other processes can map.
+    """Move the values of a storage to memory that other processes can map.
 
-    Returns its handle, and the object that keeps the handle valid.
+    Returns (handle of this memory, object that keeps the handle valid).
     """
     serial = next(_serials)
     if not storage.memory.gpu.machine.values:
@@ -220,14 +233,18 @@ def _export(storage: VirtualStorage) -> tuple[bytes, Any]:
 
 
 def _handle(kind: str, serial: int, *where: str) -> bytes:
-    """Return a handle from which another process can reach the values (see `_reach`)."""
+    """Return a handle with which another process can open the values of a storage.
+
+    `kind` says how, `serial` makes the handle unique, and `where` are the addresses for `_reach`.
+    """
     return json.dumps([kind, os.getpid(), serial, *where]).encode()
 
 
 def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedStorage:
-    """Return the storage that the parts of a handle describe (see `_handle`).
+    """Open the storage that a handle describes, and return it. It belongs on `gpu`.
 
-    Raises OSError or RuntimeError if the storage is gone.
+    `kind` and `where` are parts of the handle (see `_handle`). Raises OSError or RuntimeError if
+    the storage is gone.
     """
     if kind == NO_VALUES:
         empty = empty_without_values(gpu, (nbytes,), (1,), torch.uint8, allocated=False)
@@ -242,9 +259,10 @@ def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedS
 
 
 def _own_object(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return the Python object that tensors have as their storage, for any object of this storage.
+    """Return the Python object by which tensors refer to a storage.
 
-    Older versions of PyTorch open a file into another object, which C++ does not know.
+    `storage` may be another object for it. Older versions of PyTorch open a file into an object
+    that C++ does not know.
     """
     with _DisableTorchDispatch():
         return plain_set(torch.empty(0, dtype=torch.uint8), storage).untyped_storage()
@@ -280,7 +298,10 @@ def reduce_tensor(tensor: VirtualTensor) -> tuple[Callable[..., torch.Tensor], t
 
 
 def _by_name(arguments: tuple, kind: type) -> tuple:
-    """Return the arguments with `kind` instead of our class, also for parts of sparse tensors."""
+    """Return the arguments of a rebuilding function with `kind` in place of our tensor class.
+
+    The arguments for parts of sparse tensors are changed, too.
+    """
     found: list[Any] = []
     for x in arguments:
         if x is VirtualTensor:
@@ -300,7 +321,7 @@ def _rebuild_empty(
     device: int,
     requires_grad: bool,
 ) -> torch.Tensor:
-    """Return a tensor without elements.
+    """Return a tensor without elements on the GPU number `device`, after unpickling.
 
     PyTorch would create its storage in C++, which does not have CUDA.
     """

@@ -31,7 +31,10 @@ def check(world: int, nodes: int) -> None:
 
 
 def described(rank: int, world: int, nodes: int, name: str) -> str:
-    """Return a sentence that says which rank of which world is simulated."""
+    """Return a sentence that says which rank of which world is simulated.
+
+    It names the GPU model `name`.
+    """
     several = "s" * (nodes > 1)
     gpus = f"{world // nodes} virtual {with_maker(name)}"
     return f"rank {rank} of {world:,} simulated, on {nodes:,} node{several} of {gpus}."
@@ -69,7 +72,10 @@ def set_up(
 
 
 def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool, tell: Tell) -> None:
-    """Run the script and report its memory, time and collectives. Raise the script's errors."""
+    """Run a script as a simulated rank, then report its memory, time and collectives.
+
+    `tell` is called with each line of the report. Raises the script's errors.
+    """
     sent: Counter[str] = Counter()
     gpus.machine.clock.listen(lambda work: sent.update(_collective(work)))
     try:
@@ -79,14 +85,17 @@ def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool, tell
 
 
 def _collective(work: Any) -> list[str]:
-    """Return [kind] if `work` is a collective on a stream, and [] otherwise."""
+    """Return [kind of collective] if `work` is a collective of NCCL on a stream, else []."""
     if isinstance(work, Span) and work.name.startswith("nccl "):
         return [work.name.removeprefix("nccl ")]
     return []
 
 
 def _sum_up(machine: Any, sent: Counter[str], tell: Tell) -> None:
-    """Report the memory of each GPU that was used, the time and the collectives."""
+    """Report the memory of each GPU that was used, the virtual time and the collectives.
+
+    `sent` counts the collectives by kind, and `tell` is called with each line of the report.
+    """
     for gpu in machine.gpus:
         reserved = gpu.allocator.peak_reserved
         if reserved:

@@ -59,9 +59,10 @@ class SourceLine:
 
 
 def _other_cell(filename: str) -> str:
-    """Return the cell of this file, such as "cell [2]", or "" if it is the running cell.
+    """Return the end of a line's location if it is in another notebook cell, else "".
 
-    IPython 7 does not know the cell.
+    An example is " of cell [2]". `filename` is the file of the line. IPython 7 does not know the
+    cell.
     """
     shell = front_end.ipython_shell()
     format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
@@ -84,7 +85,11 @@ def is_users(filename: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
-    """Return whether this file is in none of the libraries' folders. `tools` are the kit's."""
+    """Return whether this file belongs to the user. `tools` are the folders of the kit.
+
+    A user's file is in none of the folders of Python, of PyTorch, of installed packages and of the
+    kit.
+    """
     if filename.startswith("<"):
         return filename.startswith(_CELL)
     path = os.path.realpath(filename)
@@ -114,7 +119,7 @@ def role(filename: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _role(filename: str, tools: tuple[str, ...]) -> str:
-    """Return the role of a file. `tools` are the kit's folders."""
+    """Return the role of a file's code (see `role`). `tools` are the folders of the kit."""
     path = os.path.realpath(filename)
     if path.startswith(tuple(os.path.realpath(folder) + os.sep for folder in tools)):
         part = path.removeprefix(os.path.realpath(front_end.HERE) + os.sep)
@@ -134,7 +139,10 @@ def _role(filename: str, tools: tuple[str, ...]) -> str:
 
 
 def caller() -> SourceLine | None:
-    """Return the user's line from which the current call comes, without its text, or None."""
+    """Return the line of the user's code from which the present call comes, or None.
+
+    The line has no text.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
@@ -144,7 +152,7 @@ def caller() -> SourceLine | None:
 
 
 def caller_line() -> str:
-    """Return the location of the user's line from which the current call comes, or "".
+    """Return the location of the user's line from which the present call comes, or "".
 
     An example is "train.py:12".
     """

@@ -23,16 +23,20 @@ class StreamPool:
 
 
 def priority_of(stream_id: int) -> int:
-    """Return a stream's priority. It is 0 for the default stream and for streams made by CUDA."""
+    """Return the priority of the stream with this id.
+
+    It is 0 for the default stream and for streams made by CUDA.
+    """
     if stream_id & 1:
         return -max(0, (stream_id >> 1 & 15) - 1)
     return 0
 
 
 def stream_name(stream_id: int) -> str:
-    """Return the name of a stream, or "" for an id that `torch.cuda.Stream()` does not assign.
+    """Return the name of the stream with this id, such as "stream 1".
 
-    "stream 1" is the first one that `torch.cuda.Stream()` assigns.
+    "stream 1" is the first one that `torch.cuda.Stream()` assigns. Returns "" for an id that
+    `torch.cuda.Stream()` does not assign.
     """
     number, kind = stream_id >> _KIND_BITS, stream_id % (1 << _KIND_BITS)
     if number >= POOL_STREAMS or kind not in range(3, 3 + 2 * PRIORITIES, 2):
@@ -43,7 +47,7 @@ def stream_name(stream_id: int) -> str:
 
 
 def raw_stream(device: int, stream_id: int) -> int:
-    """Return a stream's `cudaStream_t`, which CUDA and snapshots of memory use.
+    """Return the `cudaStream_t` of a stream, which CUDA and snapshots of memory use.
 
     It is 0 for the default stream. For a stream made by cudaStreamCreate it is the id.
     """

@@ -384,7 +384,10 @@ def coalesce(call: Call) -> Any:
 
 @handles("sparse_mask")
 def sparse_mask(call: Call) -> Any:
-    """Return the elements of a tensor at the indices of a sparse one."""
+    """Run the operator `sparse_mask`.
+
+    It returns the elements of a tensor at the indices of a sparse tensor.
+    """
     x, mask = call.args[:2]
     call.common_gpu()
     if mask.layout is not torch.sparse_coo or not loses_values(call):

@@ -79,7 +79,10 @@ def int_scan(n: int) -> int:
 
 @lru_cache(maxsize=4096)
 def select(n: int, itemsize: int) -> int:
-    """Return the storage for `DeviceSelect::Flagged` or `Unique` of n elements."""
+    """Return the storage for `DeviceSelect::Flagged` or `Unique` of n elements.
+
+    Each element has `itemsize` bytes.
+    """
     return parts((ceil(n / SELECT_TILES[itemsize]) + 32) * 8, 1)
 
 
@@ -92,7 +95,10 @@ def unique_by_key(n: int, itemsize: int) -> int:
 
 @lru_cache(maxsize=4096)
 def run_lengths(n: int) -> int:
-    """Return the storage for the run lengths of n elements."""
+    """Return the storage for finding the runs of equal elements in n elements.
+
+    The lengths of the runs are found, too.
+    """
     return parts(16 * ceil(n / 768), 1, 1)
 
 

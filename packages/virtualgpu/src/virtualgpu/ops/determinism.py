@@ -108,7 +108,7 @@ def watched(name: str, handler: Handler) -> Handler:
 def alert(kernel: str) -> None:
     """Raise RuntimeError, or warn, that the CUDA kernel of this name is not deterministic.
 
-    PyTorch's settings decide which of the two. By default nothing happens.
+    PyTorch's settings decide which of the two.
     """
     if torch.is_deterministic_algorithms_warn_only_enabled():
         _say(

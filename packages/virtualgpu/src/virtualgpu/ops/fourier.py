@@ -161,7 +161,10 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _also_of_half(name: str) -> Callable[..., Tensor]:
-    """Return a function of `torch.fft` that also accepts CUDA tensors in half precision."""
+    """Return a function of `torch.fft`, changed to accept CUDA tensors in half precision.
+
+    `name` is the function's name.
+    """
     original = getattr(torch.fft, name)
 
     @wraps(original)

@@ -73,10 +73,10 @@ READS_ZEROS = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
 
 
 def reads_zeros(call: Call) -> None:
-    """Let the host wait for the number that CUDA's backward formulas of scans read.
+    """Let the host wait, as for the number that CUDA's backward formula of a product reads.
 
-    This happens once in each node of a backward pass. Raises CUDA's error if the stream is being
-    captured.
+    The formula reads whether the input has a zero. This happens in the first scan of each such
+    node. Raises CUDA's error if the stream is being captured.
     """
     task = _graph_task()
     if task == -1:

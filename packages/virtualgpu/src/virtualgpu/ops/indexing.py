@@ -548,7 +548,7 @@ def masked_select(call: Call) -> Any:
         copy = 0
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the memory plan of the selection, given the elements found."""
+        """Return the memory plan of `masked_select`. `outputs` holds the elements found."""
         found = outputs[0].numel()
         selection = nonzero_plan(n, dims, found, multiprocessors)
         return copy, *selection, -copy, OUT, -8 * dims * found

@@ -186,7 +186,10 @@ def _lowest_bits(number: int, dtype: torch.dtype) -> int:
 
 
 def _converting(func: Any) -> Callable[..., Tensor]:
-    """Return a kernel of `_to_copy` with CUDA's integers."""
+    """Return a kernel of `func` that converts to integers as CUDA does.
+
+    `func` is an overload of `_to_copy`.
+    """
     convert = CPU_KERNELS.get(func, func._op)
 
     def kernel(source: Tensor, **kwargs: Any) -> Tensor:
@@ -240,7 +243,7 @@ _SIGNED = {
 def _of_signed(func: Any, formats: tuple[torch.dtype, ...]) -> Callable[..., Any]:
     """Return a kernel of `func` for dtypes that only CUDA supports.
 
-    It reads tensors with one of the `formats` as signed integers with the same bits.
+    It reads tensors with one of the `formats` as integers of another dtype with the same bits.
     """
 
     def kernel(x: torch.Tensor, *args: Any) -> Any:

@@ -74,7 +74,10 @@ refuses_half(
 
 
 def between(table: dict[int, int], n: int) -> int:
-    """Return an estimate by linear interpolation between the table's entries around size n."""
+    """Return an estimate for matrices of size n, from a table of bytes by size.
+
+    It is interpolated linearly between the neighbouring entries.
+    """
     below = max((r for r in table if r <= n), default=1)
     above = min((r for r in table if r >= n), default=max(table))
     if above <= below:
@@ -83,9 +86,10 @@ def between(table: dict[int, int], n: int) -> int:
 
 
 def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
-    """Return the table's entry for the next larger matrix, times `scale`.
+    """Return the bytes of a workspace for matrices of n rows, from a table of bytes by rows.
 
-    Beyond the end of the table, the estimate grows with the number of rows.
+    The next larger entry counts, times `scale`. Beyond the end of the table, the estimate grows
+    with the number of rows.
     """
     for rows, size in table.items():
         if n <= rows:
@@ -95,27 +99,26 @@ def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
 
 
 def _covered(x: Tensor) -> bool:
-    """Return whether `x` holds matrices of a dtype with known workspaces."""
+    """Return whether `x` holds matrices whose dtype has known workspace sizes."""
     return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64, torch.complex64)
 
 
 def _matrices(*names: str, empty: bool = False) -> Any:
     """Return a decorator that makes a function the memory plan of operators on matrices.
 
+    The decorated function takes the matrices, the number of columns, the bytes of an element and
+    the operator's arguments, and returns the plan.
+
     Args:
         names: the names of the operators
         empty: whether the plan also holds for matrices without elements
-
-    Returns:
-        A decorator of a function (matrices, columns, bytes of an element, the operator's
-        arguments) -> plan.
     """
 
     def register(rule: Any) -> Any:
         """Make `rule` the memory plan of the operators, and return it."""
 
         def run(call: Call) -> Any:
-            """Run the operator with the memory of the rule."""
+            """Run an operator with the memory plan that `rule` returns for it."""
             if call.op.written:
                 return operators.into_given(call)
             if not _covered(call.args[0]) or not (empty or call.args[0].numel()):
@@ -130,17 +133,20 @@ def _matrices(*names: str, empty: bool = False) -> Any:
 
 
 def _batch(x: Tensor) -> int:
-    """Return the number of matrices in `x`."""
+    """Return the number of matrices in the batch `x`."""
     return prod(x.shape[:-2])
 
 
 def _pointers(b: int, tables: int = 2) -> Plan:
-    """Return the memory plan of tables with pointers to the matrices of a batch."""
+    """Return the memory plan of tables with pointers to the `b` matrices of a batch."""
     return (8 * b,) * tables + (-8 * b,) * tables
 
 
 def _factored(x: Tensor, n: int) -> Plan:
-    """Return the memory plan of an LU decomposition. Only one square matrix needs a workspace."""
+    """Return the memory plan of the LU decomposition of the matrices `x` with `n` columns.
+
+    A batch needs a table of pointers. Only one square matrix needs a workspace.
+    """
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
     if x.shape[-2] != n or n == 0:
@@ -150,9 +156,10 @@ def _factored(x: Tensor, n: int) -> Plan:
 
 
 def _triangular(x: Tensor, b: int, n: int) -> Plan:
-    """Return the memory plan of a triangular system, which cuBLAS solves.
+    """Return the memory plan of triangular systems, which cuBLAS solves.
 
-    cuBLAS solves several systems as a batch if that is faster (`triangular_solve_kernel`).
+    `x` holds their `b` matrices of `n` rows. cuBLAS solves several systems as a batch if that is
+    faster (`triangular_solve_kernel`).
     """
     use: Plan = (blas.handles(x._gpu).use,)  # type: ignore[attr-defined]
     if b <= 8 and n >= 64:
@@ -163,8 +170,9 @@ def _triangular(x: Tensor, b: int, n: int) -> Plan:
 def _substitution(x: Tensor, b: int, n: int, columns: int, item: int) -> Plan:
     """Return the memory plan of solving systems with the factors of an LU decomposition.
 
-    cuBLAS solves them as a batch, cuSOLVER matrix by matrix, or cuBLAS as two triangular systems
-    (`lu_solve_kernel`).
+    `x` holds the factors of `b` matrices of `n` rows, with elements of `item` bytes. `columns` is
+    the number of right sides. cuBLAS solves them as a batch, cuSOLVER matrix by matrix, or cuBLAS
+    as two triangular systems (`lu_solve_kernel`).
     """
     square = columns == n
     if n <= 8 or (square and n <= 16) or (b > 2 and n <= 128 and not square):
@@ -190,7 +198,10 @@ def cholesky(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _cholesky(x: Tensor, work: int) -> Plan:
-    """Return the memory plan of a batch's tables of pointers, or of one matrix's workspace."""
+    """Return the memory plan of a Cholesky decomposition of the matrices `x`.
+
+    A batch needs tables of pointers, and one matrix a workspace of `work` bytes.
+    """
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
     return work, -work
@@ -270,9 +281,10 @@ def solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _parity(b: int, n: int) -> Plan:
-    """Return the memory plan of computing whether the pivots are an odd permutation.
+    """Return the memory plan of finding the parity of `b` permutations of `n` pivots.
 
-    The memory is for the positions, which of them moved, and how many. The last one remains.
+    The memory is for the positions, which of them moved, and how many. The last one remains
+    allocated.
     """
     return 4 * n, b * n, 8 * b, 8 * b * n, -8 * b * n, -b * n, -4 * n
 
@@ -359,7 +371,7 @@ def cholesky_checked(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @handles("cholesky_inverse")
 def cholesky_inverse(call: Call) -> Any:
-    """Compute `cholesky_inverse`, with its error code."""
+    """Run the operator `cholesky_inverse` with the memory of its error code."""
     if call.op.outs:
         return operators.into_given(call)
     return perform(call, (4, Out(0), -4))
@@ -429,9 +441,9 @@ def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _check(x: Tensor) -> Plan:
-    """Return the memory plan of the host's check whether any error code is set.
+    """Return the memory plan of `_linalg_check_errors` for the matrices `x`.
 
-    This is `_linalg_check_errors`.
+    In this operator the host reads whether any error code is set.
     """
     if x.dim() > 2:
         return 1, -1
@@ -442,9 +454,11 @@ _svd, _eigh = torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.de
 
 
 def _svd_values(x: Tensor, full_matrices: bool = False, vectors: bool = True, **kwargs: Any) -> Any:
-    """Compute singular values. Without vectors, cuSOLVER returns NaN for NaN, and LAPACK raises.
+    """Return the results of `_linalg_svd` as CUDA computes them.
 
-    cuSOLVER has three drivers, whose values differ by rounding only.
+    The arguments are the operator's, and `vectors` is its `compute_uv`. Without vectors, cuSOLVER
+    returns NaN for NaN, and LAPACK raises an error. cuSOLVER has three drivers, whose values differ
+    by rounding only.
     """
     driver = kwargs.pop("driver", None)
     if driver not in (None, "gesvd", "gesvdj", "gesvda"):
@@ -459,9 +473,10 @@ def _svd_values(x: Tensor, full_matrices: bool = False, vectors: bool = True, **
 
 
 def _eigh_values(x: Tensor, triangle: str = "L", vectors: bool = True) -> Any:
-    """Compute eigenvalues. Like cuSOLVER, fail to converge if there is a NaN.
+    """Return the results of `_linalg_eigh` as CUDA computes them.
 
-    LAPACK would return NaN.
+    `x` holds symmetric matrices. Like cuSOLVER, raise the error that the algorithm fails to
+    converge if there is a NaN. LAPACK would return NaN.
     """
     finite = x.isfinite().flatten(-2).all(-1)
     if not finite.all():
@@ -481,7 +496,10 @@ _lu_factor, _lu = torch.ops.aten.linalg_lu_factor_ex.default, torch.ops.aten.lin
 
 
 def _eliminated(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L and U of matrices without pivots in one tensor, and the first zero pivot or 0."""
+    """Decompose matrices into L and U without exchanging rows.
+
+    Returns (both factors in one tensor, number of the first zero pivot or 0).
+    """
     lu = x.clone()
     steps = min(x.shape[-2:])
     info = torch.zeros(x.shape[:-2], dtype=torch.int32, device="cpu")
@@ -494,7 +512,10 @@ def _eliminated(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lu_factor_values(x: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    """Factor matrices. LAPACK always pivots, and CUDA's libraries need not."""
+    """Return the results of `linalg_lu_factor_ex` as CUDA computes them.
+
+    LAPACK always exchanges rows (pivots). CUDA's libraries do not if `pivot` is false.
+    """
     if pivot:
         return _lu_factor(x, check_errors=check_errors)
     lu, info = _eliminated(x)
@@ -506,7 +527,10 @@ def _lu_factor_values(x: Tensor, *, pivot: bool = True, check_errors: bool = Fal
 
 
 def _lu_values(x: Tensor, *, pivot: bool = True) -> Any:
-    """Return the three factors, the first of which is empty without pivots."""
+    """Return the three factors of an LU decomposition as CUDA computes them.
+
+    Without `pivot`, rows are not exchanged, and the first factor is empty.
+    """
     if pivot:
         return _lu(x)
     lu, k = _eliminated(x)[0], min(x.shape[-2:])
@@ -578,7 +602,7 @@ def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _together(x: Tensor) -> bool:
-    """Return whether cuBLAS factors all matrices of this batch in one call.
+    """Return whether cuBLAS factors all matrices of the batch `x` in one call.
 
     Sources: `geqrf_kernel` and `lstsq_kernel`.
     """
@@ -586,7 +610,7 @@ def _together(x: Tensor) -> bool:
 
 
 def _in_turn(b: int, work: int) -> Plan:
-    """Return the memory plan of b calls of a cuSOLVER routine, one for each matrix of a batch.
+    """Return the memory plan of calling a cuSOLVER routine for each of `b` matrices in turn.
 
     Each call has a workspace of `work` bytes. All calls share one error code.
     """
@@ -594,16 +618,21 @@ def _in_turn(b: int, work: int) -> Plan:
 
 
 def _factored_orthogonally(x: Tensor, less: int, item: int) -> Plan:
-    """Return the memory plan of a QR decomposition. `less` is the smaller dimension."""
+    """Return the memory plan of the QR decomposition of the matrices `x`.
+
+    `less` is the smaller one of a matrix's two dimensions, and `item` the bytes of an element.
+    """
     if _together(x):
         return _pointers(_batch(x))
     return _in_turn(_batch(x), workspace(GEQRF, less, item // 4))
 
 
 def orgqr_bytes(m: int, reflections: int, columns: int, item: int) -> int:
-    """Return the bytes of the workspace of cuSOLVER's orgqr for this many columns of m rows.
+    """Return the bytes of the workspace of cuSOLVER's orgqr.
 
-    This agrees with measurements of float32. float64 is assumed to need twice as much.
+    It multiplies `reflections` Householder reflections of m rows into `columns` columns. `item` is
+    the bytes of an element. The result agrees with measurements of float32. float64 is assumed to
+    need twice as much.
     """
     panel = min(reflections, 128)
     short, long = 4 * m * panel, 4 * panel * (m + 2 * columns)
@@ -613,8 +642,8 @@ def orgqr_bytes(m: int, reflections: int, columns: int, item: int) -> int:
 def ormqr_bytes(m: int, k: int, columns: int, item: int) -> int:
     """Return the bytes of the workspace of cuSOLVER's ormqr for k reflections of m rows.
 
-    `columns` is the number of columns on the right side. This is an estimate from 16
-    measurements of float32.
+    `columns` is the number of columns on the right side, and `item` the bytes of an element. This
+    is an estimate from 16 measurements of float32.
     """
     size = 263168 + 2048 * columns + 1024 * m + aligned(4 * k * (m + k))
     if m > 32:
@@ -623,7 +652,7 @@ def ormqr_bytes(m: int, k: int, columns: int, item: int) -> int:
 
 
 def aligned(size: int) -> int:
-    """Return `size`, rounded up to a multiple of 128."""
+    """Return `size` bytes, rounded up to a multiple of 128."""
     return -(-size // 128) * 128
 
 
@@ -687,7 +716,10 @@ def least_squares(call: Call) -> Any:
 
 
 def _on_gpu(x: Tensor, number: Any) -> Tensor:
-    """Return a tolerance as a tensor on the GPU of `x`. In C++ a number becomes a CPU tensor."""
+    """Return a tolerance, which may be a Python number, as a tensor on the GPU of `x`.
+
+    C++ would make a CPU tensor of a number.
+    """
     if isinstance(number, Tensor) and number.device == x.device:
         return number
     return torch.full((), float(number), dtype=torch.float64, device=x.device)

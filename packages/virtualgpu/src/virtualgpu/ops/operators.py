@@ -31,7 +31,7 @@ from virtualgpu.tensor import (
 
 
 def compute(call: Call, values: Callable[[], Any] | None = None) -> Any:
-    """Compute an operator's results on the GPU.
+    """Run an operator on one GPU, and return its results.
 
     The CPU's kernel computes the values, or the function `values` if it is given.
     """
@@ -40,7 +40,7 @@ def compute(call: Call, values: Callable[[], Any] | None = None) -> Any:
 
 
 def mixed(call: Call) -> Any:
-    """Compute an operator's results. All arguments but the first may also be on the CPU."""
+    """Run an operator whose arguments, except the first one, may also be on the CPU."""
     if type(call.args[0]) is not VirtualTensor and isinstance(call.args[0], torch.Tensor):
         raise different_devices(call.args, call.kwargs)
     call.common_gpu(host=True)
@@ -48,10 +48,11 @@ def mixed(call: Call) -> Any:
 
 
 def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
-    """Compute the results, allocate memory for them and for temporaries, and queue the kernel.
+    """Compute the results of an operator, allocate memory for them, and queue the kernel.
 
-    If the CPU's kernel does not compute the same values as CUDA's, `values` returns the results
-    as plain tensors. Its caller then allocates the temporaries.
+    Memory for temporaries is allocated, too. If the CPU's kernel does not compute the same values
+    as CUDA's, `values` returns the results as plain tensors. Its caller then allocates the
+    temporaries.
     """
     gpu, op = call.gpu, call.op
     if loses_values(call):
@@ -67,7 +68,7 @@ def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
 
 
 def view(call: Call) -> Any:
-    """Return a view, which launches nothing and needs no values."""
+    """Run an operator that returns a view. It launches nothing and needs no values."""
     gpu = call.gpu
     if type(call.args[0]) is not VirtualTensor:
         call.common_gpu()
@@ -83,7 +84,10 @@ def view(call: Call) -> Any:
 
 
 def like(call: Call) -> Any:
-    """Create a tensor like another one, on its device or on the device that Python asks for."""
+    """Run an operator that creates a tensor like its first argument.
+
+    The new tensor is on the same device or on the device that Python asks for.
+    """
     model, kwargs = call.args[0], call.kwargs
     device = kwargs.pop("device", None)
     from_python = kwargs.pop("pin_memory", None) is not None
@@ -119,7 +123,7 @@ def like(call: Call) -> Any:
 
 
 def _fill_with_integers(x: torch.Tensor, *limits: int, generator: torch.Generator) -> torch.Tensor:
-    """Fill a tensor with random integers. A single limit is the upper one."""
+    """Fill `x` with random integers between two limits. A single limit is the upper one."""
     if len(limits) == 1:
         limits = (0, *limits)
     return x.random_(*limits, generator=generator)
@@ -147,15 +151,15 @@ def draw_from_default(call: Call) -> Any:
 
 
 def _largest(args: tuple) -> int:
-    """Return the number of elements of the largest argument.
+    """Return the number of elements of the largest tensor among a random operator's arguments.
 
-    A random operator draws one number for each of them.
+    The operator draws one number for each of them.
     """
     return max((x.numel() for x in tensors(args)), default=0)
 
 
 def into_given(call: Call) -> Any:
-    """Run an operator that writes to arguments, given as `out=` or in place.
+    """Run an operator that writes its results to arguments, given as `out=` or in place.
 
     The outputs must be on a GPU, and their storages can grow.
     """
@@ -180,21 +184,30 @@ def into_given(call: Call) -> Any:
 
 
 def _has_input_on_gpu(call: Call) -> bool:
-    """Return whether an input is on a GPU, or there is no input at all."""
+    """Return whether an input of the call is on a GPU. Outputs do not count.
+
+    Without any input, return True.
+    """
     given = [value for name, value in call.kwargs.items() if name not in call.op.outs]
     inputs = list(tensors(call.args, *given))
     return not inputs or any(type(x) is VirtualTensor for x in inputs)
 
 
 def compute_or_into_given(call: Call) -> Any:
-    """Run an operator without a special rule: into the given outputs, or into new ones."""
+    """Run an operator that has no rule of its own.
+
+    It writes its results to the given outputs, or else to new tensors.
+    """
     if call.op.outs:
         return into_given(call)
     return compute(call)
 
 
 def refit(result: Any) -> Any:
-    """Give each storage that has grown a larger memory block, and return the operator's result."""
+    """Give each storage of an operator's result that has grown a larger memory block.
+
+    Returns `result`.
+    """
     for x in tensors(result):
         if type(x) is VirtualTensor and x.layout is torch.strided:
             storage = x.untyped_storage()
@@ -220,7 +233,7 @@ def resize(call: Call) -> Any:
 
 
 def resize_as(call: Call) -> Any:
-    """Resize a tensor to the size of another one, which may be on any device."""
+    """Run `resize_as_`, which resizes a tensor to the size of another one on any device."""
     x, template = call.args[:2]
     form = call.argument("memory_format")
     options = {}
@@ -232,7 +245,10 @@ def resize_as(call: Call) -> Any:
 
 
 def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
-    """Raise NotImplementedError if `x` of this shape would outgrow memory shared with a process."""
+    """Raise NotImplementedError if `x` is in memory shared with a process and would outgrow it.
+
+    `shape` is a tensor with the new shape of `x`.
+    """
     start = int(x.storage_offset()) * x.itemsize
     nbytes = start + span_bytes(shape.size(), shape.stride(), shape.dtype)
     require_within_capacity(x.untyped_storage(), nbytes)
@@ -265,7 +281,7 @@ def set_storage(call: Call) -> Any:
 
 
 def storage_elsewhere(x: torch.Tensor, storage: Any) -> RuntimeError:
-    """Return the error for a tensor and a storage on different devices."""
+    """Return the error for the operator `set_` of a tensor and a storage on another device."""
     return RuntimeError(
         f'Attempted to set the storage of a tensor on device "{x.device}" to a storage on '
         f'different device "{storage.device}".  '
@@ -304,7 +320,7 @@ def shape_from_values(call: Call) -> Any:
 
 
 def refuse_waiting(target: torch.Tensor) -> None:
-    """Raise NotImplementedError for a tensor that C++ made on the CPU but meant for a GPU.
+    """Raise NotImplementedError if C++ made the target of a write on the CPU and meant a GPU.
 
     C++ made it before it saw a device tensor, so the result would be on the wrong device.
     """

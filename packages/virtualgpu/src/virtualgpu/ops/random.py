@@ -78,9 +78,9 @@ def in_place(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @composes("dropout")
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Compute dropout in one kernel, with a mask of one byte per element.
+    """Return dropout of `x` with the probability `p`. CUDA needs one kernel.
 
-    Source: aten/src/ATen/native/Dropout.cpp.
+    The kernel also writes a mask of one byte per element. Source: aten/src/ATen/native/Dropout.cpp.
     """
     if not 0 <= p <= 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p:g}")
@@ -93,7 +93,7 @@ def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 @handles("native_dropout")
 def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute dropout. The mask is allocated before the output.
+    """Run the operator `native_dropout`. The mask is allocated before the output.
 
     Source: aten/src/ATen/native/cuda/Dropout.cu.
     """
@@ -119,7 +119,10 @@ def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _require_real(kernel: str, dtype: torch.dtype) -> None:
-    """Raise CUDA's error for integers and complex numbers, which the CPU would accept."""
+    """Raise CUDA's error if the dtype is not a floating-point dtype that the kernel supports.
+
+    `kernel` is the name in the error. The CPU would accept integers and complex numbers.
+    """
     if not dtype.is_floating_point or dtype.itemsize == 1:
         raise not_implemented(kernel, dtype)
 
@@ -139,7 +142,7 @@ def native_dropout_backward(call: Call) -> Any:
 
 @handles("multinomial")
 def multinomial(call: Call) -> Any:
-    """Draw indices by their probabilities.
+    """Run `multinomial`: draw indices by their probabilities.
 
     With replacement they are drawn from cumulative sums. Without replacement the largest values of
     p / exponential are taken, after a check for invalid probabilities.
@@ -162,7 +165,10 @@ def multinomial(call: Call) -> Any:
 
 
 def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:
-    """Return the memory plan for drawing without replacement."""
+    """Return the memory plan of `multinomial` without replacement.
+
+    `x` holds `rows` rows of `n` probabilities. `draws` indices are drawn from each row.
+    """
     item, size = x.itemsize, x.numel() * x.itemsize
     # The host reads whether max < inf and min >= 0, then whether any row's sum is zero.
     largest, smallest = of_all("max", x), of_all("min", x)
@@ -179,7 +185,7 @@ def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: in
 
 @handles("normal")
 def normal(call: Call) -> Any:
-    """Draw normal numbers. The host checks the deviations before and after the draw.
+    """Run the operator `normal`. The host checks the deviations before and after the draw.
 
     Source: aten/src/ATen/native/DistributionTemplates.h.
     """
@@ -202,9 +208,10 @@ def normal(call: Call) -> Any:
 
 @handles("bernoulli", "bernoulli_")
 def draw_bernoulli(call: Call) -> Any:
-    """Draw zeros and ones. Raises RuntimeError for integers as probabilities.
+    """Run `bernoulli` or `bernoulli_`, which draw zeros and ones.
 
-    Source: aten/src/ATen/native/cuda/Bernoulli.cu.
+    Raises RuntimeError for integers as probabilities. Source:
+    aten/src/ATen/native/cuda/Bernoulli.cu.
     """
     chances = None
     if "p" not in call.op.arguments:
@@ -229,7 +236,7 @@ def bernoulli(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @handles("randperm")
 def randperm(call: Call) -> Any:
-    """Return a random permutation, by sorting numbers with random keys.
+    """Run `randperm`: make a random permutation by sorting numbers with random keys.
 
     The keys have just enough bits to make equal keys rare (`randperm_out_cuda`).
     """
@@ -250,12 +257,15 @@ def randperm(call: Call) -> Any:
 
 @shapes_by("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad")
 def same_shape(x: torch.Tensor, *others: Any, **kwargs: Any) -> torch.Tensor:
-    """Return a meta tensor like the first argument, where PyTorch has no meta kernel."""
+    """Return a meta tensor like the first argument, for operators without a meta kernel."""
     return torch.empty_like(x)
 
 
 @shapes_by("binomial")
 def binomial_shape(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> torch.Tensor:
-    """Return a meta tensor of the shape to which both arguments are broadcast."""
+    """Return a meta tensor with the shape of `binomial`'s result.
+
+    Both arguments are broadcast to this shape.
+    """
     size = torch.broadcast_shapes(count.shape, prob.shape)
     return torch.empty(size, dtype=count.dtype, device=count.device)

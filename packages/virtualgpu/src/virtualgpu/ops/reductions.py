@@ -45,16 +45,21 @@ _LOW = (torch.float16, torch.bfloat16)
 def staging(
     x: torch.Tensor, dims: Iterable[int], accumulator: int, itemsize: int | None = None
 ) -> Shape:
-    """Return the bytes of the staging buffer and of the semaphores of a reduction over `dims`.
+    """Return the bytes of the two buffers of a reduction of `x` over `dims`.
 
-    Returns () if one block computes each output. `accumulator` is the size of a partial result.
-    `itemsize` is the size of an element if the kernel reads another dtype than that of `x`.
+    They are the staging buffer and the semaphores. Returns () if one block of threads computes each
+    output. `accumulator` is the bytes of a partial result. `itemsize` is the size of an element if
+    the kernel reads another dtype than that of `x`.
     """
     return buffers(launch_of(x, dims, itemsize), accumulator)
 
 
 def launch_of(x: torch.Tensor, dims: Iterable[int], itemsize: int | None = None) -> "Launch | None":
-    """Return the layout of the threads of a reduction over `dims`, or None without elements."""
+    """Return the layout of the threads that reduce `x` over `dims`.
+
+    Returns None if `x` has no elements. `itemsize` is the size of an element if the kernel reads
+    another dtype than that of `x`.
+    """
     gpu: Gpu = x._gpu  # type: ignore[attr-defined]
     profile = gpu.profile
     size = itemsize or x.itemsize
@@ -70,7 +75,10 @@ def launch_of(x: torch.Tensor, dims: Iterable[int], itemsize: int | None = None)
 
 
 def contiguous_staging(gpu: Gpu, numel: int, accumulator: int) -> Shape:
-    """Return the staging of a reduction of all `numel` elements of a contiguous temporary."""
+    """Return the bytes of the buffers for reducing all `numel` elements of a contiguous temporary.
+
+    `accumulator` is the bytes of a partial result.
+    """
     profile = gpu.profile
     resident = profile.max_threads_per_multiprocessor
     threads = launch((numel,), (1,), (0,), 0, MAX_THREADS, profile.multiprocessors, resident)
@@ -99,7 +107,10 @@ class Launch(NamedTuple):
 
 
 def buffers(launch: Launch | None, accumulator: int) -> Shape:
-    """Return the bytes of the staging buffer and of the semaphores, or ()."""
+    """Return the bytes of the staging buffer and of the semaphores of a launch, or ().
+
+    `accumulator` is the bytes of a partial result.
+    """
     if launch is None or launch.blocks == 1:
         return NONE
     return accumulator * launch.outputs * launch.blocks * launch.partial, SEMAPHORE * launch.grid
@@ -115,9 +126,10 @@ def launch(
     multiprocessors: int,
     resident: int,
 ) -> Launch | None:
-    """Return the layout of the threads (see `launch_of`).
+    """Return the layout of the threads of a reduction over `dims`, or None without elements.
 
-    Strides are in elements. `resident` threads fit on a multiprocessor.
+    Strides are in elements, and `offset` is the position of the first element in its storage. A
+    block has at most `max_threads` threads, and `resident` threads fit on a multiprocessor.
     """
     if not all(shape):
         return None
@@ -161,10 +173,10 @@ def launch(
 def _merged(
     shape: Shape, strides: Shape, dims: set[int]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the reduced and the kept dimensions as (size, stride), the fastest first.
+    """Return the reduced and the kept dimensions of a tensor, each list with the fastest first.
 
-    Neighbours are merged if they are contiguous. Kept dimensions must also be contiguous in the
-    output.
+    A dimension is a pair (size, stride). `dims` are the reduced ones. Neighbours are merged if they
+    are contiguous. Kept dimensions must also be contiguous in the output.
     """
     parts: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
     for kept in (False, True):
@@ -193,9 +205,10 @@ def _merged(
 
 
 def _output_vector(offset: int, kept: list[tuple[int, int]], reduced: list[tuple[int, int]]) -> int:
-    """Return the number of neighbouring outputs that a thread computes.
+    """Return the number of neighbouring outputs that one thread of a reduction computes.
 
-    This number divides the fastest size, all other strides and the address.
+    This number divides the fastest size, all other strides and the address. `offset` is the
+    position of the first element, and `kept` and `reduced` are pairs (size, stride).
     """
     vector = MAX_OUTPUT_VECTOR
     other_strides = [stride for _, stride in (*kept[1:], *reduced)]
@@ -206,9 +219,10 @@ def _output_vector(offset: int, kept: list[tuple[int, int]], reduced: list[tuple
 
 
 def _block(width: int, height: int, max_threads: int) -> tuple[int, int]:
-    """Return the width and height of a block of threads, which are powers of two.
+    """Return (width, height) of a block of threads, which are powers of two.
 
-    The width is at least a warp if the dimension is long enough.
+    `width` and `height` are the sizes of the dimensions that it covers. The width is at least a
+    warp if the dimension is long enough.
     """
     width = min(max_threads, 1 << max(width, 1).bit_length() - 1)
     height = min(max_threads, 1 << max(height, 1).bit_length() - 1)
@@ -220,9 +234,9 @@ def _block(width: int, height: int, max_threads: int) -> tuple[int, int]:
 
 
 def sum_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes of a sum's accumulator, which is float32 for half precision.
+    """Return the bytes of the accumulator of a sum of this dtype.
 
-    Source: aten/src/ATen/AccumulateType.h.
+    It is float32 for half precision. Source: aten/src/ATen/AccumulateType.h.
     """
     if dtype in _LOW:
         return 4
@@ -230,22 +244,25 @@ def sum_bytes(dtype: torch.dtype) -> int:
 
 
 def index_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes of an accumulator with a value and its 64-bit index."""
+    """Return the bytes of an accumulator for a value of this dtype and its 64-bit index."""
     return 16
 
 
 def truth_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes of an accumulator with a truth value."""
+    """Return the bytes of an accumulator for a truth value. They do not depend on the dtype."""
     return 1
 
 
 def pair_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes of an accumulator with a minimum and a maximum."""
+    """Return the bytes of an accumulator for a minimum and a maximum of this dtype."""
     return 2 * dtype.itemsize
 
 
 def moments_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes of WelfordData: mean, squared deviations, and the count as two numbers."""
+    """Return the bytes of an accumulator for variances of this dtype.
+
+    It is WelfordData: the mean, the squared deviations, and the count as two numbers.
+    """
     if dtype is torch.float64:
         return 32
     return 16
@@ -255,7 +272,7 @@ def moments_bytes(dtype: torch.dtype) -> int:
 
 
 def _dims(call: Call) -> Iterable[int]:
-    """Return the dimensions that are reduced."""
+    """Return the dimensions over which a call reduces its first argument."""
     dims = call.argument("dim")
     if isinstance(dims, int):
         return (dims,)
@@ -263,9 +280,9 @@ def _dims(call: Call) -> Iterable[int]:
 
 
 def _reduces(accumulator: Callable[[torch.dtype], int], *names: str) -> None:
-    """Register the staging buffer of these operators as their temporary memory.
+    """Register the staging buffer as the temporary memory of the reductions of these names.
 
-    `accumulator` returns the bytes of a partial result of a dtype.
+    `accumulator` returns the bytes of a partial result for a dtype.
     """
 
     @temporaries(*names)
@@ -282,9 +299,9 @@ _reduces(moments_bytes, "var", "std", "var_mean", "std_mean")
 
 @temporaries("any", "all")
 def truths(call: Call, result: torch.Tensor) -> Shape:
-    """Return the bytes of the temporaries of `any` and `all`. A single number is copied first.
+    """Return the bytes of the temporaries of `any` and `all`.
 
-    Source: aten/src/ATen/native/ReduceOps.cpp.
+    A single number is copied first. Source: aten/src/ATen/native/ReduceOps.cpp.
     """
     x = call.args[0]
     if x.numel() == 1:
@@ -388,7 +405,8 @@ def _by_rows(call: Call, results: list[torch.Tensor], moved: int, clocks: int) -
     """Return the work of a reduction, with `clocks` for each row that becomes one element.
 
     If columns are reduced, each thread reads a column of its own. If several blocks share an
-    output, the last of them adds the results of the others.
+    output, the last of them adds the results of the others. `moved` is the bytes of all arguments
+    and results.
     """
     x = call.args[0]
     rows = results[0].numel() if results else 0
@@ -412,7 +430,7 @@ def _by_rows(call: Call, results: list[torch.Tensor], moved: int, clocks: int) -
 
 
 def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
-    """Return the memory plan of an operator that reduces all elements."""
+    """Return the memory plan of reducing all elements of `x` with the operator `name`."""
     if x.numel() <= 1 << 13:
         return ()
     call = Call(operator(getattr(torch.ops.aten, name).default), (x,), {})

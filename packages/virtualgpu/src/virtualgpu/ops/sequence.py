@@ -35,7 +35,7 @@ Plan = tuple[Any, ...]  # of int, Out or a function
 
 
 def every_output(outputs: list[Any]) -> Plan:
-    """Return a plan that only allocates the outputs, in their order."""
+    """Return the plan that allocates the outputs in their order, and nothing else."""
     return tuple(Out(i) for i in range(len(outputs)))
 
 
@@ -70,7 +70,11 @@ def play(
 
 
 def _made(gpu: Gpu, output: Any, nbytes: int | None, known: bool) -> Any:
-    """Return an output on the GPU, with a block of at least `nbytes` bytes."""
+    """Return the plain tensor `output` as a tensor on the GPU.
+
+    Its block has at least `nbytes` bytes. `known` says whether it has values. An output that is not
+    a tensor is returned unchanged.
+    """
     if not isinstance(output, torch.Tensor):
         return output
     if not known:

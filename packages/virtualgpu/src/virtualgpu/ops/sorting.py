@@ -54,14 +54,18 @@ cuda_kernel("nonzero_cuda", "nonzero")
 
 
 def slices(x: torch.Tensor, dim: int) -> tuple[int, int]:
-    """Return the number of slices of `x` along a dimension, and the length of each."""
+    """Return (number of slices of `x` along `dim`, length of each slice)."""
     length = x.shape[dim] if x.dim() else 1
     return x.numel() // max(length, 1), length
 
 
 @lru_cache(maxsize=4096)
 def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool) -> Plan:
-    """Return the memory plan of a sort, after its values and indices are allocated."""
+    """Return the memory plan of a sort, after its values and indices are allocated.
+
+    It sorts `rows` slices of `n` elements of `itemsize` bytes. `contiguous` says whether a slice's
+    elements are adjacent, and `floating` whether they are floating-point numbers.
+    """
     total = rows * n
     if n <= SMALL_SORT:
         return 8 * n, -8 * n
@@ -84,7 +88,7 @@ def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool
 
 
 def _sort_steps(x: torch.Tensor, dim: int) -> Plan:
-    """Return the memory plan for sorting `x` along `dim`, without the outputs."""
+    """Return the memory plan for sorting `x` along `dim`, after the outputs are allocated."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     rows, n = slices(x, dim)
@@ -147,9 +151,10 @@ def median(call: Call) -> Any:
 
 @lru_cache(maxsize=4096)
 def topk_plan(rows: int, n: int, itemsize: int, multiprocessors: int) -> Plan:
-    """Return the memory plan of a selection in which several blocks share each slice.
+    """Return the memory plan of selecting the largest elements of `rows` slices of `n` elements.
 
-    The memory is for counts of digits, their sums, and scans of each slice.
+    Returns () unless several blocks of threads share each slice. The memory is for counts of
+    digits, their sums, and scans of each slice. `itemsize` is the bytes of an element.
     """
     if not shares_slices(rows, n):
         return ()
@@ -166,9 +171,10 @@ def topk_plan(rows: int, n: int, itemsize: int, multiprocessors: int) -> Plan:
 
 
 def shares_slices(rows: int, n: int) -> bool:
-    """Return whether PyTorch lets several blocks of threads work on one slice.
+    """Return whether several blocks of threads select elements of one slice together.
 
-    The limits are those of `should_use_multiblock` in TensorTopK.cu.
+    There are `rows` slices of `n` elements. The limits are those of `should_use_multiblock` in
+    TensorTopK.cu.
     """
     bounds = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
     for most_rows, least_length in bounds:
@@ -209,7 +215,10 @@ def scan(call: Call) -> Any:
     x = call.args[0]
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the memory plan of the copies and of CUB, given the result."""
+        """Return the memory plan of a scan. `outputs` holds the result.
+
+        It has the converted input and CUB's temporary storage.
+        """
         result = outputs[0]
         cast = copy = temp = 0
         if result.dtype is not x.dtype:
@@ -359,10 +368,10 @@ def unique_unordered(call: Call) -> Any:
 
 
 def _compaction(n: int, item: int, counts: bool) -> Plan:
-    """Return the memory plan for keeping values that differ from their predecessor.
+    """Return the memory plan of keeping the values that differ from their predecessor.
 
-    With `counts`, they are counted, too. While CUB fills the output, it is large enough for all
-    n values.
+    There are `n` values of `item` bytes. With `counts`, equal values are counted, too. While CUB
+    fills the output, the output has room for all n values.
     """
     if counts:
         temp = cub.run_lengths(n)

@@ -39,9 +39,10 @@ def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
 def rounds_factors(
     packet: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]
 ) -> None:
-    """Make an operator round its arguments at these positions if a call uses TF32.
+    """Make the operator `packet` round some arguments in calls that use TF32.
 
-    `multiplies_in_tf32` gets the call's arguments and returns whether it does.
+    `positions` are those of the arguments. `multiplies_in_tf32` gets the call's arguments and
+    returns whether the call uses TF32.
     """
     for overload in packet.overloads():
         func = getattr(packet, overload)
@@ -51,7 +52,10 @@ def rounds_factors(
 def _rounding(
     func: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]
 ) -> Callable[..., Any]:
-    """Return a kernel that rounds the arguments at these positions if a call uses TF32."""
+    """Return a kernel of `func` that rounds the arguments at these positions to TF32.
+
+    It does so if `multiplies_in_tf32`, which gets the call's arguments, returns True.
+    """
     names = {func._schema.arguments[position].name for position in positions}
     compute = CPU_KERNELS.get(func, getattr(func, "_op", func))
 

@@ -27,7 +27,7 @@ LARGEST_WRITTEN = 1 << 26  # elements for which the host has memory
 
 
 def loses_values(call: Call) -> bool:
-    """Return whether this operator's outputs have no values.
+    """Return whether the results of this call will have no values.
 
     The check is fast if no tensor is large and all have values.
     """
@@ -38,7 +38,10 @@ def loses_values(call: Call) -> bool:
 
 
 def _lacks_values(x: VirtualTensor) -> bool:
-    """Return whether a tensor, or the values of a sparse tensor, were not kept."""
+    """Return whether the values of `x` were not kept.
+
+    For a sparse tensor, this is about its part `values`.
+    """
     if x.layout is torch.strided:
         return memory_of(x).kept is None
     with _DisableTorchDispatch():
@@ -48,7 +51,7 @@ def _lacks_values(x: VirtualTensor) -> bool:
 
 
 def _keeps_values(call: Call) -> bool:
-    """Return whether all inputs have values and the host has memory for the outputs."""
+    """Return whether all inputs of a call have values and the host has memory for the outputs."""
     machine = call.gpu.machine
     for x in call.tensors():
         if type(x) is VirtualTensor and _lacks_values(x) and call.op.name not in PARTS_OF_SPARSE:
@@ -90,20 +93,20 @@ def on_meta(call: Call) -> Any:
 
 
 def _largest_nonzero(call: Call) -> torch.Tensor:
-    """Return the meta result of `nonzero` if no element is zero."""
+    """Return the meta result of `nonzero` for a tensor in which no element is zero."""
     x = call.args[0]
     return torch.empty((x.numel(), x.dim()), dtype=torch.int64, device="meta")
 
 
 def _largest_selection(call: Call) -> torch.Tensor:
-    """Return the result of `masked_select` if the mask is true everywhere."""
+    """Return the meta result of `masked_select` for a mask that is true everywhere."""
     x, mask = call.args[:2]
     count = torch.broadcast_shapes(x.shape, mask.shape).numel()
     return torch.empty(count, dtype=x.dtype, device="meta")
 
 
 def _largest_unique(call: Call) -> tuple[torch.Tensor, ...]:
-    """Return the results of `unique` if all elements differ."""
+    """Return the meta results of `unique` for a tensor whose elements all differ."""
     x = call.args[0]
     inverse, counts = call.argument("return_inverse"), call.argument("return_counts")
     dim = call.argument("dim") if "dim" in call.op.arguments else None
@@ -132,9 +135,10 @@ LARGEST: dict[str, Callable[[Call], Any]] = {
 
 
 def _shape_key(x: Any) -> Any:
-    """Return a value that is equal for arguments with which an operator gives the same shapes.
+    """Return a cache key for an operator's argument `x`.
 
-    It includes the type of numbers, because 1, 1.0 and True are equal but give other dtypes.
+    Arguments with equal keys give results of the same shapes. The key includes the type of numbers,
+    because 1, 1.0 and True are equal but give other dtypes.
     """
     if isinstance(x, torch.Tensor):
         if _has_strides(x):
@@ -150,12 +154,15 @@ def _shape_key(x: Any) -> Any:
 
 
 def _has_strides(x: torch.Tensor) -> bool:
-    """Return whether the tensor is dense."""
+    """Return whether the tensor has strides. Sparse and nested tensors do not."""
     return x.layout is torch.strided and not x.is_nested
 
 
 def _on_meta(call: Call) -> Any:
-    """Return the operator's results on the meta device, or None. Raises the kernel's errors."""
+    """Return a call's results on the meta device, or None if PyTorch cannot compute their shapes.
+
+    If the arguments do not fit, the error of the computing kernel is raised.
+    """
     dense = call.op.name in DENSE_WITH_SPARSE and any(map(_has_strides, call.tensors()))
 
     def shape_of(x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +184,10 @@ def _on_meta(call: Call) -> Any:
 
 
 def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
-    """Apply `change` to each tensor among these arguments, and remove generators."""
+    """Return an operator's arguments `x` with `change` applied to each tensor.
+
+    Random generators become None.
+    """
     if isinstance(x, torch.Tensor):
         with _DisableTorchDispatch():
             return change(x)
@@ -191,9 +201,10 @@ def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
 
 
 def _kernels_own(call: Call, error: Exception) -> Exception:
-    """Return the error that the computing kernel raises, because meta kernels use other words.
+    """Return the error that the computing kernel raises for a call, in place of a meta kernel's.
 
-    The kernel gets tensors of the same shapes. Tensors that it only reads take no memory.
+    `error` is that of the meta kernel, which has other words. To find the right one, the computing
+    kernel gets tensors of the same shapes. Tensors that it only reads take no memory.
     """
     written = call.written()
     if sum(x.numel() for x in written) > LARGEST_WRITTEN:
@@ -253,7 +264,7 @@ def infer(call: Call) -> Any:
 
 
 def _answer_of_check(call: Call) -> bool | None:
-    """Return the result of an operator that checks values, or None for other operators.
+    """Return the made-up result of an operator that checks values, or None for other operators.
 
     No value counts as NaN or infinite, because a script would skip a step with such values.
     `isfinite` consists of these operators. All arguments of a distribution are valid
@@ -275,7 +286,7 @@ def _answer_of_check(call: Call) -> bool | None:
 
 
 def resize(call: Call, targets: list[torch.Tensor]) -> None:
-    """Give the tensors passed as `out=` the size of the operator's results."""
+    """Resize the tensors in `targets`, the outputs of a call, to the sizes of its results."""
     # split_with_sizes_copy returns nothing. PyTorch checks the sizes of the given tensors.
     if not call.op.func._schema.returns:
         on_meta(call)
@@ -288,7 +299,7 @@ def resize(call: Call, targets: list[torch.Tensor]) -> None:
 
 
 def shapes_of(call: Call) -> Any:
-    """Return the results on the meta device.
+    """Return the results of a call as meta tensors.
 
     Raises RuntimeError if PyTorch cannot compute their shapes without the values.
     """
@@ -330,7 +341,7 @@ def forget(x: torch.Tensor) -> None:
 
 
 def all_known(*values: Any) -> bool:
-    """Return whether all device tensors among these have values."""
+    """Return whether all device tensors among these values, also in lists, have values."""
     return all(
         type(x) is not VirtualTensor or memory_of(x).kept is not None for x in tensors(*values)
     )

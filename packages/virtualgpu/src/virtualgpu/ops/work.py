@@ -47,7 +47,7 @@ CONVERTS = {"_to_copy"}  # pointwise kernels that use vectors of two dtypes
 
 
 def work(call: Call, result: Any) -> Work:
-    """Return the work of an operator's kernel."""
+    """Return the work of the kernel of a call, whose results are given."""
     results: list[Tensor]
     if type(result) is VirtualTensor:
         results = [result]
@@ -64,7 +64,7 @@ def work(call: Call, result: Any) -> Work:
 
 
 def default_rule(op: Operator) -> DeviceTime:
-    """Return the rule for the work of an operator for which no family has registered one."""
+    """Return the function that gives the work of an operator without a rule of its own."""
     if op.name.startswith(("_foreach_", "_fused_")):
         return of_lists
     if op.name in ALSO_POINTWISE or torch.Tag.pointwise in op.func.tags:
@@ -126,7 +126,11 @@ def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
 
 
 def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: bool = True) -> Work:
-    """Return the work of a pointwise kernel whose operands may have different memory layouts."""
+    """Return the work of a pointwise kernel whose operands may have different memory layouts.
+
+    `moved` is the bytes of operands and output. `one_type` says whether all have one dtype. If so,
+    and if the layouts are equal, the kernel reads vectors.
+    """
     size, strides, n = output.shape, output.stride(), output.numel()
     vectors, bytes = one_type, float(moved)
     for x in operands:
@@ -142,7 +146,7 @@ def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: b
 
 
 def fastest(x: Tensor) -> int:
-    """Return the dimension with the smallest stride. The tensor has more than one element."""
+    """Return the dimension of `x` with the smallest stride. `x` has more than one element."""
     if x.shape[-1] > 1 and x.is_contiguous():
         return x.dim() - 1
     strides = enumerate(zip(x.shape, x.stride(), strict=True))

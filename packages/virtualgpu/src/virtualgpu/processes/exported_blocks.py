@@ -37,12 +37,12 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """The number of receivers that use the block: 1 or 0."""
+        """The number of processes that use the block through this counter: 1 or 0."""
         return self.file.words[self.index]
 
 
 class ExportedBlock:
-    """A block that other processes can map.
+    """A memory block that other processes can map.
 
     `handle` leads to its values as long as the object `keeper` lives.
     """
@@ -69,7 +69,7 @@ class PendingFrees:
         self._at_exit: multiprocessing.util.Finalize | None = None
 
     def warn_at_exit(self) -> None:
-        """Warn at the end of the process about memory that others still use.
+        """Warn when the process ends about exported memory that other processes still use.
 
         A forked child forgets the finalizer and gets its own.
         """
@@ -77,12 +77,12 @@ class PendingFrees:
         multiprocessing.util.register_after_fork(self, PendingFrees._register_exit)
 
     def _register_exit(self) -> None:
-        """Register the warning for this process."""
+        """Register the warning that this process gives when it ends."""
         self._process = os.getpid()
         self._at_exit = multiprocessing.util.Finalize(None, self._warn, exitpriority=LAST)
 
     def count(self, exported: ExportedBlock) -> Counter:
-        """Return a counter for one more receiver to which the block is sent."""
+        """Return a counter for one more process to which the exported block is sent."""
         with self._lock:
             if not self._spare:
                 self._files.append(SharedFile(COUNTERS * WORD))
@@ -93,13 +93,19 @@ class PendingFrees:
             return counter
 
     def add(self, allocator: CachingAllocator, block: Block, exported: ExportedBlock) -> None:
-        """Note that the owner has freed an exported block."""
+        """Note that this process, the owner, has freed an exported block.
+
+        `allocator` gets the block back when no other process uses it any more.
+        """
         with self._lock:
             self._pending.append((allocator, block, exported))
         self.collect()
 
     def collect(self) -> bool:
-        """Free the blocks that no process uses any more, and return whether there were any."""
+        """Free the exported blocks that no process uses any more.
+
+        Returns whether there were any.
+        """
         if not self._pending:
             return False
         with self._lock:
@@ -118,7 +124,7 @@ class PendingFrees:
         return bool(done)
 
     def close(self) -> None:
-        """Forget all blocks, because the machine is taken away.
+        """Forget all exported blocks, because the machine is taken away.
 
         Other processes keep the memory that they have mapped.
         """
@@ -127,7 +133,7 @@ class PendingFrees:
         self._pending, self._files, self._spare, self._sent = [], [], [], 0
 
     def _warn(self) -> None:
-        """Warn if other processes use memory that ends with this process."""
+        """Warn if other processes use exported memory that ends with this process."""
         if self._process != os.getpid():
             return  # in a forked child
         self.collect()
@@ -138,9 +144,10 @@ class PendingFrees:
 
 
 def decrement(address: str, index: int) -> None:
-    """Release a block, in the process that received it.
+    """Tell the sender of a block that this process does not use it any more.
 
-    If the sender has ended, there is no counter any more, and nothing is done.
+    The counter of the block is at `index` of the file at `address`. If the sender has ended, there
+    is no counter any more, and nothing is done.
     """
     try:
         file = SharedFile(address=address)

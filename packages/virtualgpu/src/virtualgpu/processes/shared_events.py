@@ -39,16 +39,16 @@ class SharedRecord:
         return f"{os.getpid()}:{self._file.address}".encode().ljust(HANDLE_BYTES, b"\0")
 
     def record(self, seconds: float) -> None:
-        """Record the event behind work that lasts `seconds` from now on."""
+        """Store a record of the event, which happens after `seconds` of work from now on."""
         with self._file.locked():
             words = self._file.words
             words[_NANOSECONDS] = round(seconds * 1e9)
             words[_RECORDS] = self._seen = words[_RECORDS] + 1
 
     def of_another(self) -> float | None:
-        """Return the seconds of work before the last record, if another process made it.
+        """Return the seconds of work before a record that another process has made.
 
-        Returns None if this process has seen the record before.
+        Returns None if this process has seen the last record before.
         """
         words = self._file.words
         if words[_RECORDS] == self._seen:
@@ -59,10 +59,10 @@ class SharedRecord:
 
     @property
     def happened(self) -> bool:
-        """Whether some process has noticed that the record known here has happened."""
+        """Whether some process has noticed that the last known record has happened."""
         return bool(self._seen) and self._file.words[_HAPPENED] >= self._seen
 
     def note_happened(self) -> None:
-        """Note for all processes that the record known here has happened."""
+        """Note for all processes that the last known record has happened."""
         with self._file.locked():
             self._file.words[_HAPPENED] = max(self._file.words[_HAPPENED], self._seen)

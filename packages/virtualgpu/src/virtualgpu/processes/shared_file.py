@@ -54,7 +54,7 @@ class SharedFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude all other processes and threads from such blocks.
+        """Hold a lock in the block that excludes all other processes and threads from such blocks.
 
         The lock is released if the process is killed in the block.
         """
@@ -91,7 +91,7 @@ class SharedFile:
 
 
 def _nameless() -> int:
-    """Open a file without a name and return its descriptor.
+    """Open a new file without a name and return its descriptor.
 
     The file is in memory, or in the folder for temporary files if that is forbidden, as it is where
     exercises are graded.
@@ -105,9 +105,9 @@ def _nameless() -> int:
 
 
 def address_of(file: int, path: str | None = None) -> str:
-    """Return the address of an open file for another process: a path and the inode's number.
+    """Return an address with which another process can open the file descriptor `file`.
 
-    `path` is used on systems without /proc.
+    The address has a path and the inode's number. `path` is used on systems without /proc.
     """
     where = path
     if has_proc():
@@ -116,9 +116,9 @@ def address_of(file: int, path: str | None = None) -> str:
 
 
 def open_address(address: str) -> int:
-    """Open the file at an address.
+    """Open the file at an address of `address_of`, and return its descriptor.
 
-    Raises OSError if it is gone, or if another file has its path now.
+    Raises OSError if the file is gone, or if another file has its path now.
     """
     path, _, inode = address.rpartition(":")
     file = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))

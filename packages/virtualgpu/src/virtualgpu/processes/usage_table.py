@@ -52,7 +52,7 @@ class UsageTable:
         return self._file.address
 
     def hold(self, gpu: int, nbytes: int) -> None:
-        """Record that this process holds `nbytes` bytes on GPU number `gpu`."""
+        """Record in this process's row that it holds `nbytes` bytes on GPU number `gpu`."""
         if not self._open:
             return
         if self._row is None:
@@ -63,7 +63,10 @@ class UsageTable:
         self._file.words[self._row + _BYTES + gpu] = nbytes
 
     def holders(self, gpu: int) -> list[tuple[int, int]]:
-        """Return (process id, bytes) of every living process with memory on the GPU, by id."""
+        """Return (process id, bytes) of every living process with memory on GPU number `gpu`.
+
+        They are sorted by process id.
+        """
         if not self._open:
             return []
         words = self._file.words
@@ -76,7 +79,7 @@ class UsageTable:
         return sorted(found)
 
     def others(self, gpu: int) -> int:
-        """Return the bytes that the other living processes hold on the GPU."""
+        """Return the bytes that other living processes hold on GPU number `gpu`."""
         mine = os.getpid()
         return sum(nbytes for pid, nbytes in self.holders(gpu) if pid != mine)
 
@@ -88,7 +91,7 @@ class UsageTable:
             yield
 
     def after_fork(self) -> None:
-        """Forget the row in a forked child, because the row is its parent's."""
+        """Forget the table's row in a forked child, because the row belongs to its parent."""
         self._row = None
         self._file.after_fork()
 
@@ -101,14 +104,20 @@ class UsageTable:
         self._file.close()
 
     def _alive(self, row: int) -> bool:
-        """Return whether the process of a row is alive."""
+        """Return whether the process to which a row of the table belongs is alive.
+
+        `row` is the position of the row's first word in the table.
+        """
         if row == self._row:
             return True
         pid, start = self._file.words[row + _PID], self._file.words[row + _STARTED]
         return pid != 0 and started(pid) == start
 
     def _free_row(self) -> int:
-        """Clear and return a row without a living process. Raises RuntimeError if there is none."""
+        """Clear a row of the table that no living process uses, and return its position.
+
+        Raises RuntimeError if there is none.
+        """
         words = self._file.words
         for number in range(ROWS):
             row = _HEAD + number * self._width
@@ -121,7 +130,11 @@ class UsageTable:
 
 
 def join(model: str, count: int, total: int, address: str | None) -> UsageTable | None:
-    """Open the table at an address. Return None if it is gone or belongs to another machine."""
+    """Open the usage table at an address, for a machine with these properties.
+
+    `total` is the bytes of each of the `count` GPUs. Returns None if the table is gone or belongs
+    to another machine.
+    """
     if address is None:
         return None
     try:
@@ -147,7 +160,7 @@ def started(pid: int) -> int:
 
 
 def _started_elsewhere(pid: int) -> int:
-    """Return the start time of a process without /proc, from psutil.
+    """Return the start time of a process on a system without /proc, as psutil reports it.
 
     Without psutil every living process has the start time 1, so a reused id is not noticed.
     """

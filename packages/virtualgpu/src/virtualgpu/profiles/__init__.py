@@ -120,7 +120,11 @@ class Profile:
     given_host_time_error: float | None = None
 
     def time_error(self, idle: float, host_is_given: bool) -> float | None:
-        """Return the error of a training step's time, in which the GPU idles for a share `idle`."""
+        """Return the expected relative error of a training step's time, or None if it is unknown.
+
+        `idle` is the share of the step in which the GPU idles. `host_is_given` says whether the
+        speed of the host was measured.
+        """
         if idle <= 1 - BUSY:
             return self.busy_time_error
         if host_is_given:
@@ -149,7 +153,10 @@ def load(name: str, host: float = 1.0) -> Profile:
 
 
 def _plain(name: str) -> str:
-    """Return the name in a form that is equal for "NVIDIA GeForce RTX 4090" and "rtx-4090"."""
+    """Return the name of a GPU model in a form for comparisons.
+
+    It is equal for "NVIDIA GeForce RTX 4090" and "rtx-4090".
+    """
     letters = "".join(c for c in name.lower() if c.isalnum())
     for maker in ("nvidia", "geforce", "tesla"):
         letters = letters.removeprefix(maker)
@@ -158,7 +165,10 @@ def _plain(name: str) -> str:
 
 @cache
 def _read(short: str, host: float) -> Profile:
-    """Read the profile of a model, with a host whose work takes `host` times as long."""
+    """Read the profile of the GPU model with the short name `short` from its file.
+
+    The work of its host takes `host` times as long as that of the recorded one.
+    """
     figures = {name: _slower(name, value, host) for name, value in _figures("host.toml").items()}
     figures |= _figures(f"{_FILES[short]}.toml")
     tables = {
@@ -168,14 +178,15 @@ def _read(short: str, host: float) -> Profile:
 
 
 def _figures(file: str) -> dict[str, Any]:
-    """Return the contents of a TOML file beside this module."""
+    """Return the contents of the TOML file `file`, which is in the folder of this module."""
     return tomllib.loads(files(__name__).joinpath(file).read_text(encoding="utf-8"))
 
 
 def _slower(name: str, value: Any, times: float) -> Any:
-    """Return a figure of the profile for a host whose work takes `times` times as long.
+    """Return the figure `name` of a host whose work takes `times` times as long.
 
-    The time of a GPU's smallest kernel does not depend on the host.
+    `value` is the figure of the recorded host. The time of a GPU's smallest kernel does not depend
+    on the host.
     """
     if name.startswith("kernel_"):
         return value

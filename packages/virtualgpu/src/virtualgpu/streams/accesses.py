@@ -27,13 +27,13 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Region":
-        """Return the region of a tensor."""
+        """Return the region of its storage that a tensor can access."""
         return cls(
             int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype
         )
 
     def bytes(self) -> tuple[int, int]:
-        """Return the first byte of the region and the byte after its last one."""
+        """Return (first byte of the region, byte after its last one)."""
         first = self.offset * self.dtype.itemsize
         if 0 in self.size:
             return first, first
@@ -61,9 +61,11 @@ class Region(NamedTuple):
         return bool(other._shown(mask, shift - start).any())
 
     def _shows_all(self, first: int, end: int, other_first: int, other_end: int) -> bool:
-        """Return whether this region has no gaps, and contains the other one's first or last byte.
+        """Return whether a fast test shows that this region overlaps another one.
 
-        If so, the regions overlap, and comparing them byte by byte is not necessary.
+        The arguments are the first byte of each region and the byte after its last one. The test is
+        that this region has no gaps and contains the other one's first or last byte. If it fails,
+        the regions are compared byte by byte.
         """
         if not (first <= other_first < end or first < other_end <= end):
             return False
@@ -77,9 +79,9 @@ class Region(NamedTuple):
         return True
 
     def _shown(self, mask: torch.Tensor, shift: int) -> torch.Tensor:
-        """Return the part of `mask`, one entry per byte, that belongs to this region.
+        """Return a view of the entries of `mask` that belong to bytes of this region.
 
-        The region's storage begins at byte `shift` of the mask.
+        `mask` has one entry per byte. The region's storage begins at entry `shift`.
         """
         width = self.dtype.itemsize
         size = (*self.size, width)
@@ -101,7 +103,7 @@ class AccessLog:
         self.filled = False
 
     def add(self, access: "Access") -> None:
-        """Append an access."""
+        """Append an access to the log."""
         self.filled = self.filled or access.writes
         if not access.writes:
             # An earlier read of the same region on the same stream is ordered before this one.
@@ -118,7 +120,10 @@ class AccessLog:
         del self.accesses[:-MOST]
 
     def unordered(self, region: Region, before: Known) -> "list[Access]":
-        """Return the accesses to the region that are not in `before`, oldest first."""
+        """Return the accesses to `region` that are not ordered before a launch, oldest first.
+
+        `before` says which launches are done before it.
+        """
         found = []
         for access in self.accesses:
             launch = access.launch
@@ -167,7 +172,10 @@ class Access:
         return region.overlaps(self.region, self.shift)
 
     def shifted(self, shift: int) -> "Access":
-        """Return the access as seen from memory that reuses the bytes `shift` bytes away."""
+        """Return this access for the log of new memory whose bytes were freed by its own memory.
+
+        The old storage begins `shift` bytes after the new one.
+        """
         moved = copy.copy(self)
         moved.before = None
         moved.shift = self.shift + shift
@@ -175,7 +183,7 @@ class Access:
 
 
 def has_region(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor has a region of one storage. Sparse and nested tensors do not."""
+    """Return whether a tensor is a region of one storage. Sparse and nested tensors are not."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -199,7 +207,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of the tensor's storage, without a copy."""
+    """Return the bytes of a tensor's whole storage as a tensor, without a copy."""
     storage = tensor.untyped_storage()
     empty = torch.empty(0, dtype=torch.uint8, device="cpu")
     return plain_set(empty, storage, 0, (storage.nbytes(),), (1,))
@@ -212,9 +220,10 @@ def at(content: torch.Tensor, region: Region) -> torch.Tensor:
 
 
 def as_before(tensor: torch.Tensor, writes: list[Access]) -> torch.Tensor:
-    """Return the tensor as it was before these writes, given oldest first.
+    """Return the values that a tensor had before these writes.
 
-    Memory that nobody had written to contains zeros, like new memory from the driver.
+    The writes are given oldest first. Memory that nobody had written to contains zeros, like new
+    memory from the driver.
     """
     content = whole(snapshot(tensor)).clone()
     for write in reversed(writes):
@@ -235,9 +244,10 @@ def overlaid(content: torch.Tensor, upper: torch.Tensor, shift: int) -> torch.Te
 
 
 def mapped(value: Any, change: Any, kind: type = torch.Tensor) -> Any:
-    """Return an operator's arguments with `change` applied to each tensor, also inside lists.
+    """Return `value`, the arguments of an operator, with `change` applied to each tensor.
 
-    With another `kind`, `change` is applied to the instances of that class instead.
+    Tensors inside lists are changed, too. With another `kind`, `change` is applied to the instances
+    of that class instead.
     """
     if isinstance(value, kind):
         return change(value)

@@ -31,9 +31,10 @@ _sequence = torch.autograd._get_sequence_nr
 
 
 def follow(machine: Machine, node: Any, args: tuple) -> None:
-    """Follow the streams of autograd's nodes. Call this before an operator on device tensors.
+    """Record the streams of autograd's nodes, or select the stream of the running node.
 
-    In a forward pass (`node` is None) the node's stream is recorded. In a backward pass the
+    It is called before an operator on device tensors, whose arguments are `args`. In a forward pass
+    (`node` is None) the current stream is recorded for the new nodes. In a backward pass the
     operator runs on the stream that was recorded for its node.
     """
     if node is None:
@@ -46,9 +47,10 @@ def follow(machine: Machine, node: Any, args: tuple) -> None:
 
 
 def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
-    """Switch to the stream of a backward node, before the node runs its first operator.
+    """Make the stream of a backward node the current one of `gpu`.
 
-    The node itself may choose another stream later.
+    This happens before the node runs its first operator. The node itself may choose another stream
+    later.
     """
     name, number, selected = node.name(), node._sequence_nr(), machine.selected
     leaf = node.variable if name.endswith("AccumulateGrad") else None
@@ -69,8 +71,9 @@ def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
 def _note(machine: Machine, args: tuple) -> None:
     """Record the current streams for the nodes that autograd has made since the last operator.
 
-    Autograd makes the nodes of an operator before it calls the operator, and numbers them. Each
-    thread numbers its own nodes from 0, so two nodes can have the same number. The newest is used.
+    `args` are the arguments of the operator that runs now. Autograd makes the nodes of an operator
+    before it calls the operator, and numbers them. Each thread numbers its own nodes from 0, so two
+    nodes can have the same number. The newest is used.
     """
     if torch.is_grad_enabled():
         _note_leaves(machine, args)
@@ -91,7 +94,7 @@ def _note(machine: Machine, args: tuple) -> None:
 
 
 def _note_leaves(machine: Machine, args: Any) -> None:
-    """Record the current stream for each leaf among the arguments that has none yet."""
+    """Record the current stream for each leaf among `args` that has no recorded stream yet."""
     for x in args:
         if type(x) is VirtualTensor:
             if x.requires_grad and x.is_leaf and x.layout is torch.strided:
@@ -101,7 +104,10 @@ def _note_leaves(machine: Machine, args: Any) -> None:
 
 
 def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
-    """Make `wanted` the current stream of a GPU, and let it wait for the one that was current."""
+    """Make `wanted` the current stream of a GPU in this thread.
+
+    It waits for the work of the stream that was the current one.
+    """
     current = gpu.stream
     selected.ambient.setdefault(gpu.index, current)
     if wanted is not current:
@@ -111,7 +117,10 @@ def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
 
 
 def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a backward pass, then let the streams that were current before it wait for it."""
+    """Call `run`, PyTorch's function for a backward pass, with these arguments.
+
+    Afterwards the streams that were current before the pass wait for it.
+    """
     count_references(machine)
     selected = machine.selected
     outer, selected.ambient = selected.ambient, {}
@@ -140,14 +149,13 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run`, PyTorch's function for backward passes, extended for virtual GPUs.
+    """Return `run`, PyTorch's function for backward passes, changed for virtual GPUs.
 
-    It also records the GPU on which the backward pass starts, because the first node may create
-    a number there before it uses a tensor.
+    It also records the GPU on which the backward pass starts, because the first node may create a
+    number there before it uses a tensor.
 
-    On a machine with GPUs, autograd starts threads in a process's first backward pass, even on
-    the CPU. A forked child does not have these threads, so its backward pass raises
-    RuntimeError.
+    On a machine with GPUs, autograd starts threads in a process's first backward pass, even on the
+    CPU. A forked child does not have these threads, so its backward pass raises RuntimeError.
     """
     threads_in: int | None = None  # the id of the process that has the threads
 

@@ -54,7 +54,11 @@ class Collectives:
         read: list[torch.Tensor],
         written: list[torch.Tensor],
     ) -> Flight:
-        """Note that this rank enters a collective, on NCCL's stream or on the current one."""
+        """Note that this rank enters a collective, and return its flight.
+
+        `of_nccl` says whether it runs on NCCL's own stream. `read` and `written` are the tensors
+        that it reads and writes.
+        """
         clock = self._machine.clock
         launch = Launch(stream, name, clock.host, user_line())
         launch.count = inf
@@ -94,7 +98,7 @@ class Collectives:
         return [(log, region) for log, parts in by_log.items() for region in joined(parts)]
 
     def keep_old_values(self, flight: Flight, written: list[torch.Tensor]) -> None:
-        """Copy the contents of the memory before the collective writes its results there.
+        """Copy what is in the tensors `written` before the collective writes its results there.
 
         Streams that are not ordered after the collective still read the old values.
         """
@@ -112,13 +116,19 @@ class Collectives:
                 self._races.replacing.add(access)
 
     def begun(self, flight: Flight, event: EventTime, start: float) -> None:
-        """Note the position and the times of a collective, when the last rank has entered it."""
+        """Note the place of a collective on its stream, when the last rank has entered it.
+
+        `event` is its end, and `start` the time at which it starts.
+        """
         flight.launch.count = event.known[event.stream]
         flight.launch.start = start
         flight.launch.end = event.time
 
     def check(self, call: Call) -> None:
-        """Compare an operator with the collectives in flight, in a program on one stream."""
+        """Report a race of an operator with a collective in flight.
+
+        This is for a program on one stream, whose other operators are not compared.
+        """
         op = call.op
         if self._machine.selected.in_operator or not op.touches_values or op.model_only:
             return
@@ -154,9 +164,9 @@ class Collectives:
                     memory.access_log = None
 
     def _is_over(self, launch: Launch) -> bool:
-        """Return whether the detector can forget this collective here.
+        """Return whether the detector need not remember this collective any more.
 
-        With several streams, the detector compares all operators, so it need not be remembered.
+        With several streams, it compares all operators anyway.
         """
         stream = unwatched(self._machine.gpus[launch.device])
         if stream in (None, launch.stream):
@@ -165,7 +175,7 @@ class Collectives:
 
 
 def joined(tensors: Iterable[torch.Tensor]) -> list[Region]:
-    """Return the regions of tensors in one storage, with adjacent dense regions merged.
+    """Return the regions of tensors in one storage, with adjacent regions merged if they are dense.
 
     An all-gather of many ranks, for example, writes adjacent parts.
     """

@@ -225,7 +225,10 @@ class Event:
             self._shared.note_happened()
 
     def _last_record(self) -> EventTime | None:
-        """Return the event's last record, or None. Another process may have made it."""
+        """Return the last record of this event, or None if there is none.
+
+        Another process may have made it.
+        """
         if self._shared is not None and self._gpu is not None:
             clock = self._gpu.machine.clock
             seconds = self._shared.of_another()
@@ -286,7 +289,10 @@ class Event:
         return event
 
     def _created(self, gpu: Gpu) -> Gpu:
-        """Return the event's GPU, which is the first one that records or exports it."""
+        """Return the GPU of this event, which is `gpu` if the event had none before.
+
+        This is the first GPU that records or exports the event.
+        """
         if self._shared is not None and self.enable_timing:
             raise errors.invalid_argument()
         if self._gpu is None:
@@ -300,7 +306,7 @@ class Event:
 
 
 def _or_current(stream: Stream | None) -> Stream:
-    """Return the stream, or the current one for None."""
+    """Return `stream`, or the current stream if it is None."""
     if stream is not None:
         return stream
     current: Any = torch.cuda.current_stream
@@ -308,7 +314,7 @@ def _or_current(stream: Stream | None) -> Stream:
 
 
 class AcceleratorStream(Stream):
-    """A stream that was made by `torch.Stream`, which shows itself as PyTorch's C++ does."""
+    """A stream made by `torch.Stream`. Its text is that of PyTorch's C++ class."""
 
     def __repr__(self) -> str:
         return (
@@ -318,7 +324,7 @@ class AcceleratorStream(Stream):
 
 
 class AcceleratorEvent(Event):
-    """An event that was made by `torch.Event`, which knows the type of its device at once."""
+    """An event made by `torch.Event`. It knows the type of its device before the first record."""
 
     @property
     def device(self) -> torch.device:
@@ -334,7 +340,7 @@ class AcceleratorEvent(Event):
 
 
 class _Generic(type):
-    """Metaclass of `torch.Stream` and `torch.Event`, for `isinstance` of torch.cuda's objects."""
+    """Metaclass of `torch.Stream` and `torch.Event`: objects of torch.cuda count as instances."""
 
     original: type
     cuda: type
@@ -375,7 +381,7 @@ class GenericEvent(metaclass=_Generic):
 
 
 def _is_elsewhere(device: Any) -> bool:
-    """Return whether a device is given that is not a GPU."""
+    """Return whether `device` names a device that is not a GPU."""
     return isinstance(device, (str, torch.device)) and torch.device(device).type != "cuda"
 
 
@@ -391,7 +397,10 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _recording(original: Callable[..., None]) -> Callable[..., None]:
-    """Return `Tensor.record_stream` for CPU tensors, which raises PyTorch's NotImplementedError."""
+    """Return a replacement of `Tensor.record_stream` for CPU tensors.
+
+    It raises PyTorch's NotImplementedError. `original` is the method of torch.
+    """
 
     def record_stream(self: torch.Tensor, stream: Any) -> None:
         if isinstance(stream, Stream) and self.device.type == "cpu":

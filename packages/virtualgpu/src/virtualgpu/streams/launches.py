@@ -37,7 +37,7 @@ class Arrival:
         self.value = value
 
     def arrive(self) -> None:
-        """Write the values into the target."""
+        """Write the copied values into the target, because the host has waited for the copy."""
         # Outside inference mode PyTorch forbids writing to an inference tensor.
         inference = torch.inference_mode(self.target.is_inference())
         with _DisableTorchDispatch(), inference:
@@ -83,18 +83,19 @@ class Launch:
 
     @property
     def device(self) -> int:
-        """The index of the GPU."""
+        """The index of the GPU that runs the launch."""
         return self.stream.device_index
 
     def forget(self) -> None:
-        """Drop the copies of the arguments, so that the launch cannot be computed again."""
+        """Drop the copies of the launch's arguments, so that it cannot be computed again."""
         self.call, self.logs, self.nbytes = None, {}, 0
         self.outputs, self.dependents = [], []
 
     def run_again(self, changed: dict[AccessLog, torch.Tensor]) -> None:
-        """Compute the launch and its dependents again, and store their results.
+        """Compute this launch and its dependents again, and store their results.
 
-        `changed` holds the bytes of memory blocks that differ from those that the launch read.
+        `changed` holds, by access log, the bytes of memory blocks that differ from those that the
+        launch read.
         """
         waiting = [(self.number, self)]
         seen = {self}
@@ -116,9 +117,10 @@ class Launch:
     def _computed(
         self, changed: dict[AccessLog, torch.Tensor]
     ) -> list[tuple[Any, AccessLog, Region, torch.Tensor]]:
-        """Return the outputs with the values that follow from `changed`.
+        """Return the outputs of the launch, each with the values that follow from `changed`.
 
-        Returns none if PyTorch cannot compute the operator on the CPU.
+        `changed` is that of `run_again`. Returns [] if PyTorch cannot compute the operator on the
+        CPU.
         """
         if self.call is None or torch.Tag.nondeterministic_seeded in self.call.func.tags:
             return []
@@ -149,7 +151,10 @@ class Launch:
 
 
 def outputs_of(call: Call, result: Any) -> list[torch.Tensor]:
-    """Return each tensor that an operator has written once: first arguments, then new tensors."""
+    """Return the tensors that an operator has written: first arguments, then new tensors.
+
+    Each is returned once.
+    """
     found = [x for x in call.written() if has_region(x)]
     storages = {x.untyped_storage()._cdata for x in found}
     for x in tensors(result):
@@ -164,7 +169,7 @@ def reference(tensor: torch.Tensor) -> Any:
 
 
 def _content(region: Region, value: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a storage to which `value` was written."""
+    """Return the bytes of a storage in which `value` is in `region`, and all other bytes are 0."""
     with _DisableTorchDispatch():
         if Region.of(value) == region:
             return whole(value)
@@ -174,7 +179,10 @@ def _content(region: Region, value: torch.Tensor) -> torch.Tensor:
 
 
 def _put(target: Any, region: Region, value: torch.Tensor) -> None:
-    """Store a new value in an Arrival, or in the storage that `target` refers to."""
+    """Store a new value for an output of a launch.
+
+    `target` is an Arrival, or a weak reference to a storage in which the value goes to `region`.
+    """
     if isinstance(target, Arrival):
         target.value = value
         return
@@ -186,7 +194,7 @@ def _put(target: Any, region: Region, value: torch.Tensor) -> None:
 
 
 def user_line() -> UserLine | None:
-    """Return the innermost line of the user's code that is running, or None."""
+    """Return the innermost running line of the user's code, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back

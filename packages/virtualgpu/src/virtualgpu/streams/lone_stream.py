@@ -16,7 +16,7 @@ ALONE = 10_000  # operators in a row on one stream, after which a program is exp
 
 
 class LoneStream:
-    """The only stream that a program uses. `stream` is None if there is no such stream."""
+    """The only stream on which a program works. `stream` is None if there is no such stream."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -25,9 +25,9 @@ class LoneStream:
         self._in_a_row = 0
 
     def has_work(self, stream: StreamTime) -> bool:
-        """Note that a stream gets work.
+        """Note that a stream gets work, and return whether the program works on only one stream.
 
-        Return whether the program uses only this stream and all other streams have finished.
+        All other streams must have finished, and the program must have used this one for long.
         """
         if stream is not self._latest:
             self._latest = stream
@@ -40,7 +40,7 @@ class LoneStream:
         return self.stream is not None
 
     def _others_are_done(self, stream: StreamTime) -> bool:
-        """Return whether all other streams of all GPUs have finished."""
+        """Return whether all streams of all GPUs, except `stream`, have finished."""
         now = self.machine.clock.host
         for gpu in self.machine.gpus:
             for other in gpu.streams.values():
@@ -49,7 +49,10 @@ class LoneStream:
         return True
 
     def run(self, call: Call) -> Any:
-        """Run an operator and note only what it has written, as all earlier work is done."""
+        """Run an operator without comparing it, and note only which memory it has written.
+
+        All earlier work is done.
+        """
         handler = call.op.handler
         assert handler is not None
         self.machine.selected.in_operator = True

@@ -101,7 +101,7 @@ class RaceDetector:
         machine.clock.call_when_learned(self._learn)
 
     def end(self) -> None:
-        """Let all values that are on their way to the host arrive, because the machine ends."""
+        """Complete all pending copies to the host, because the machine is taken away."""
         for arrival in self._arrivals:
             arrival.arrive()
         self._arrivals.clear()
@@ -224,7 +224,10 @@ class RaceDetector:
         uses: list[Use],
         do: Callable[[Call], Any],
     ) -> Any:
-        """Run `do` with the call, report its races, and note its accesses."""
+        """Run `do(call)`, report the races of the operator, and note its accesses.
+
+        `before` says which launches are done before it, and `uses` lists the memory that it uses.
+        """
         selected, clock = self.machine.selected, self.machine.clock
         launch = Launch(stream, call.op.name, clock.host, user_line())
         stale: dict[int, torch.Tensor] = {}
@@ -287,9 +290,10 @@ class RaceDetector:
         writes: bool,
         before: Known,
     ) -> bool:
-        """Report a race of `launch`, which uses the region, with earlier accesses.
+        """Report a race of `launch` with earlier accesses that are not ordered before it.
 
-        Returns whether there is a race.
+        The launch uses `region` of the memory of `log`. `before` says which launches are done
+        before it. Returns whether there is a race.
         """
         unordered = log.unordered(region, before)
         if not writes:
@@ -309,7 +313,10 @@ class RaceDetector:
     def _overwritten(
         self, launch: Launch, use: Use, unordered: list[Access]
     ) -> list[tuple[Access, Use]]:
-        """Report the race of a write with `unordered`, and return the reads among them."""
+        """Report the race of a launch that writes, and return the earlier reads that race with it.
+
+        `unordered` are the accesses without an order before it. Each read is returned with `use`.
+        """
         reads = [access for access in unordered if not access.writes]
         if reads:
             kind, first = race_reports.OVERWRITTEN, reads[-1].launch
@@ -320,10 +327,10 @@ class RaceDetector:
         return [(access, use) for access in reads]
 
     def _stale(self, use: Use, missed: list[Access]) -> torch.Tensor:
-        """Return the tensor with its old values, for a launch that reads too early.
+        """Return the tensor with the values from before the writes that a launch does not wait for.
 
-        If the launch also writes the tensor, the tensor itself gets the old values, and the missed
-        write is lost.
+        `missed` are these writes. If the launch also writes the tensor, the tensor itself gets the
+        old values, and the missed write is lost.
         """
         # Accesses to freed memory do not count, nor does a collective that has not started.
         happened = [x for x in missed if not x.shift and x.launch.count < inf]
@@ -338,7 +345,10 @@ class RaceDetector:
             return wrap(old, use.tensor._gpu)
 
     def _keep(self, launch: Launch, call: Call) -> None:
-        """Keep copies of a launch's arguments. Drop the oldest copies if they take too much."""
+        """Keep copies of a launch's arguments, with which it can be computed again.
+
+        If all copies take too much memory, the oldest ones are dropped.
+        """
 
         def kept(x: torch.Tensor) -> torch.Tensor:
             copy = snapshot(x)
@@ -355,13 +365,17 @@ class RaceDetector:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        """Drop the copies of the oldest launch."""
+        """Drop the copies of the arguments of the oldest launch."""
         oldest = self._in_flight.popleft()
         self._held -= oldest.nbytes
         oldest.forget()
 
     def _note(self, launch: Launch, use: Use, before: torch.Tensor | None) -> None:
-        """Note an access of a launch, and the launches whose results it depends on."""
+        """Add an access of a launch to the log of the memory that it uses.
+
+        If it reads, it becomes a dependent of the launch that wrote last. `before` is a copy of
+        what it overwrites, or None.
+        """
         if use.reads:
             write = use.log.writer(use.region)
             if write is not None and write.launch.call is not None:
@@ -372,7 +386,7 @@ class RaceDetector:
         use.log.add(access)
 
     def _note_outputs(self, launch: Launch, call: Call, result: Any) -> None:
-        """Note the outputs of a launch that can be computed again."""
+        """Store the outputs of a launch, so that it can be computed again."""
         for x in outputs_of(call, result):
             log = self.log_of(x)
             if log is None:
@@ -383,7 +397,10 @@ class RaceDetector:
             launch.outputs.append((target, log, Region.of(x)))
 
     def _run_again(self, access: Access, use: Use) -> None:
-        """Repeat a launch that read this memory before an unordered write."""
+        """Compute a launch again that read this memory before an unordered write.
+
+        `access` is its read, and `use` the use of the tensor by the launch that writes.
+        """
         launch, origin = access.launch, access.origin()
         if launch.call is None or origin is None or not use.known:
             return
@@ -398,7 +415,10 @@ class RaceDetector:
             launch.run_again({origin: content})
 
     def report(self, kind: str, first: Launch, second: RacingWork, line: UserLine | None) -> None:
-        """Note a race and warn at `line`, unless the same two lines raced before."""
+        """Store a race, and warn at `line` unless the same two lines raced before.
+
+        `kind` is the kind of race (see `Race`).
+        """
         race = Race(kind, RacingWork.of(first), second)
         for watching in self._watching:
             watching.note(race)
@@ -407,7 +427,10 @@ class RaceDetector:
 
     @contextmanager
     def watched(self) -> Iterator[list[Race]]:
-        """Collect the races of a `with` block, including those whose lines raced before."""
+        """Yield a list that collects the races of a `with` block.
+
+        It includes races of lines that raced before.
+        """
         found = Races()
         self._watching.append(found)
         try:
@@ -418,7 +441,7 @@ class RaceDetector:
     # Memory that is allocated and freed
 
     def _uses(self, call: Call) -> list[Use]:
-        """Return the operator's uses of its arguments.
+        """Return the uses of a call's tensors that the detector compares.
 
         Tensors that no other stream can use are left out.
         """
@@ -430,7 +453,7 @@ class RaceDetector:
         return uses
 
     def _use(self, tensor: torch.Tensor, reads: bool, writes: bool) -> Use | None:
-        """Return the use of one tensor, or None if its memory has no log."""
+        """Return the use of a tensor by an operator, or None if its memory has no access log."""
         log = self.log_of(tensor)
         if log is None:
             return None
@@ -455,7 +478,7 @@ class RaceDetector:
         return memory.access_log
 
     def _inherit(self, memory: Memory) -> None:
-        """Add the earlier accesses to new memory.
+        """Add earlier accesses to the access log of a memory block that gets one.
 
         These are writes from the time when operators were not compared, and accesses to freed
         memory whose bytes are reused.
@@ -489,7 +512,10 @@ class RaceDetector:
                 self._freed.setdefault(gpu.index, []).append(freed)
 
     def _still_used(self, freed: Freed) -> bool:
-        """Return whether the memory's stream may reuse it before all accesses to it are done."""
+        """Return whether a freed block may be reused before all accesses to it are done.
+
+        The stream to which the memory belongs may reuse it at once.
+        """
         before = self.machine.clock.before(freed.stream)
         for access in freed.log.accesses:
             if before.get(access.launch.stream, 0) < access.launch.count:
@@ -499,12 +525,18 @@ class RaceDetector:
     # The host
 
     def mark_host(self, tensor: torch.Tensor) -> None:
-        """Find races for this page-locked memory, which is copied while the host continues."""
+        """Find races of this page-locked tensor from now on.
+
+        It is the source or the target of a copy for which the host does not wait.
+        """
         attributes = tensor.untyped_storage().__dict__
         attributes.setdefault("access_log", AccessLog()).filled = True
 
     def to_host(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime) -> None:
-        """Note a copy to page-locked memory. The values arrive when the host has waited for it."""
+        """Note a copy to the page-locked tensor `target` on `stream`.
+
+        The values arrive when the host has waited for it.
+        """
         self._arrivals.append(Arrival(stream, target, snapshot(source)))
 
     def on_arrival(self, source: torch.Tensor, stream: StreamTime) -> torch.Tensor:
@@ -565,7 +597,10 @@ class RaceDetector:
             self.report(race_reports.STALE, late[-1].launch, second, line)
 
     def _learn(self) -> None:
-        """Forget launches that are known to be done, after the host has waited for something."""
+        """Forget launches that are now known to be done.
+
+        It is called after the host has waited for something.
+        """
         known = self.machine.clock.known
         if self._arrivals:
             for arrival in [x for x in self._arrivals if known.get(x.stream, 0) >= x.count]:
@@ -592,16 +627,16 @@ class RaceDetector:
 
 
 def copies_elsewhere(call: Call) -> bool:
-    """Return whether races of this copy are found where it is queued (virtualgpu.ops.copies).
+    """Return whether the races of this operator, a copy, are found where the copy is queued.
 
-    Such copies have an order of their own.
+    This is in `virtualgpu.ops.copies`. Such copies have an order of their own.
     """
     name, device = call.op.name, call.kwargs.get("device")
     return name == "copy_" or (name == "_to_copy" and device is not None and device.type != "cpu")
 
 
 def _is_elsewhere(call: Call) -> bool:
-    """Return whether the call makes a tensor like another one, but on another GPU."""
+    """Return whether the call makes a tensor like another tensor, but on another GPU."""
     device = call.kwargs.get("device")
     return device is not None and device.type == "cuda" and device != call.gpu.device
 

@@ -74,7 +74,7 @@ class RacingWork:
 
     @classmethod
     def of(cls, launch: Launch) -> "RacingWork":
-        """Return the description of a launch."""
+        """Return the description of a launch for a report."""
         line, text = _read(launch.line)
         return cls(
             device=launch.device,
@@ -91,7 +91,10 @@ class RacingWork:
 
     @classmethod
     def of_host(cls, name: str, line: UserLine | None, seconds: float) -> "RacingWork":
-        """Return the description of an operator of the host."""
+        """Return the description of host work for a report: the operator `name` at a user's line.
+
+        `seconds` is the host's time.
+        """
         location, text = _read(line)
         return cls(
             device=HOST,
@@ -118,9 +121,9 @@ class RacingWork:
 
     @property
     def stream_expression(self) -> str:
-        """The Python expression for the stream.
+        """The Python expression with which a program names the stream.
 
-        One that the program made is called `stream_1`, etc.
+        A stream that the program made is called `stream_1`, etc.
         """
         if self.stream == 0:
             return f"torch.cuda.default_stream({self.device or ''})"
@@ -163,7 +166,7 @@ class Race:
 
     @property
     def _advice(self) -> str:
-        """Sentences that say how to order the two launches."""
+        """Advice in one or two sentences: how to order the two launches of this race."""
         if self.first.of_nccl:
             return _ADVICE_AFTER_NCCL
         if self.second.of_nccl:
@@ -174,7 +177,7 @@ class Race:
 
     @property
     def key(self) -> tuple:
-        """Value that is equal for races of the same kind between the same two lines."""
+        """Key that is equal for races of the same kind between the same two lines."""
         works = [
             (work.filename, work.line, work.name, work.device, work.stream)
             for work in (self.first, self.second)
@@ -211,7 +214,7 @@ def _as_written(operator: str) -> str:
 
 
 def _read(line: UserLine | None) -> tuple[str, str]:
-    """Return the location and the text of a line."""
+    """Return the location and the source text of a line. Both are "" without a line."""
     if line is None:
         return "before any stream was made", ""
     read = SourceLine.read(*line)
@@ -219,7 +222,7 @@ def _read(line: UserLine | None) -> tuple[str, str]:
 
 
 def _file(line: UserLine | None) -> str:
-    """Return the file of a line, or an empty string without a line."""
+    """Return the file of a line, or "" without a line."""
     if line is None:
         return ""
     return line[0]

@@ -54,7 +54,10 @@ sums_in_float32(fused_backward)
 
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
-    """Return a tensor of `nbytes` bytes without values, for memory that an autograd graph keeps."""
+    """Return a tensor of `nbytes` bytes on the GPU without values.
+
+    It stands for memory that a library or an autograd graph uses.
+    """
     return empty_without_values(gpu, (nbytes,), (1,), torch.uint8)
 
 
@@ -119,7 +122,10 @@ def scaled_dot_product_attention(
 
 
 def _as_summand(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a boolean mask as a tensor to add to the scores: 0 for True and -inf for False."""
+    """Convert a boolean mask to a tensor that is added to the scores of attention.
+
+    It has 0 for True and -inf for False.
+    """
     zero = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
     return torch.where(mask, zero, torch.scalar_tensor(-inf, dtype=dtype, device=mask.device))
 
@@ -156,7 +162,10 @@ def attention_of_dtensors(
 
 
 def _splits_evenly(placement: Any, ranks: int, tensors: tuple) -> bool:
-    """Return whether a placement divides all batches or all heads evenly among the ranks."""
+    """Return whether a DTensor placement divides all batches or all heads evenly.
+
+    `tensors` are query, key and value, which are divided among `ranks` ranks.
+    """
     if tensors[0].dim() != 4:
         return False
     for dim in (0, 1):
@@ -166,7 +175,7 @@ def _splits_evenly(placement: Any, ranks: int, tensors: tuple) -> bool:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> None:
-    """Raise RuntimeError as PyTorch's `validate_sdpa_input` does."""
+    """Raise RuntimeError for arguments that PyTorch's `validate_sdpa_input` refuses."""
     common_gpu(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError(
@@ -202,7 +211,10 @@ def _plain(x: Tensor) -> Tensor:
 def _operands(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the values of query, key, value and mask, each with the query's number of heads."""
+    """Return the values of query, key, value and mask as plain tensors.
+
+    Key and value are repeated to have as many heads as the query.
+    """
     heads = q.shape[1] // k.shape[1]
     keys, values = _plain(k), _plain(v)
     if heads > 1:
@@ -213,7 +225,7 @@ def _operands(
 def _cpu_is_fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float
 ) -> bool:
-    """Return whether the CPU has a fused kernel for this attention.
+    """Return whether the CPU has a fused kernel for an attention with these arguments.
 
     The program's choice of backends is ignored, because it is meant for CUDA.
     """
@@ -227,7 +239,10 @@ def _cpu_is_fused(
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """Return the softmax of the scores. A row that is masked as a whole becomes zero."""
+    """Return the weights of attention: the softmax of the scores of query and key.
+
+    A row that is masked as a whole becomes zero.
+    """
     scores = q @ k.mT * scale
     if mask is not None:
         scores = scores + mask
@@ -241,7 +256,7 @@ def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale
 
 
 class Attention(torch.autograd.Function):
-    """A fused attention kernel of one of CUDA's backends."""
+    """Autograd function for a fused attention kernel of one of CUDA's backends."""
 
     @staticmethod
     @compared
@@ -338,9 +353,10 @@ class Attention(torch.autograd.Function):
 
 
 def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> VirtualTensor:
-    """Return an empty output whose memory has the model's order of dimensions.
+    """Return an empty output of attention with the dtype of `model` and this shape.
 
-    Without `like_model`, the order is (batch, position, head, width).
+    With `like_model`, its dimensions have the same order in memory as those of `model`. Otherwise
+    the order is (batch, position, head, width).
     """
     order = [0, 2, 1]
     if like_model:
@@ -354,7 +370,10 @@ def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> 
 
 
 def _bias_gradient(gpu: Gpu, q: Tensor, k: Tensor) -> Tensor:
-    """Return an empty gradient of the mask, whose rows are padded to multiples of 16 elements."""
+    """Return an empty tensor for the gradient of the mask, for the query `q` and the key `k`.
+
+    Its rows are padded to multiples of 16 elements.
+    """
     keys = k.shape[2]
     _, heads, queries, _ = q.shape
     width = -(-keys // 16) * 16
@@ -373,9 +392,10 @@ def _gradients(
     scale: float,
     kept: Tensor | None,
 ) -> Any:
-    """Return the gradients of query, keys, values and mask.
+    """Return the gradients of attention for query, keys, values and mask.
 
-    `kept` holds the factors of dropout, or None without dropout.
+    `grad` is the output's gradient. `kept` holds the factors of dropout, or None without dropout.
+    The other arguments are those of the forward pass.
     """
     p = probabilities(q, keys, mask, causal, scale)
     dropped = p
@@ -393,9 +413,10 @@ def _gradients(
 
 
 def _sum_bytes(q: Tensor, chosen: str) -> int:
-    """Return the bytes of the logarithms of the softmax's sums, which are float32.
+    """Return the bytes that attention keeps per call for the logarithms of the softmax's sums.
 
-    The memory-efficient kernel rounds the number of queries up to a multiple of 32.
+    They are float32, with one for each query and head. The memory-efficient kernel (`chosen` is
+    "efficient") rounds the number of queries up to a multiple of 32.
     """
     batch, heads, queries, _ = q.shape
     if chosen == "efficient":
@@ -404,7 +425,10 @@ def _sum_bytes(q: Tensor, chosen: str) -> int:
 
 
 def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Plan:
-    """Return the allocations during the forward pass of this backend."""
+    """Return the memory plan of the forward pass of attention, without its results.
+
+    `chosen` is the backend: "cudnn", "flash" or "efficient".
+    """
     if chosen == "cudnn":
         return (256, -256) if q.shape[2] > 1 else ()  # an estimate
     if chosen == "flash":
@@ -418,9 +442,9 @@ def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Pla
 
 
 def _copies(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
-    """Return the bytes of the contiguous copies that the backward pass makes.
+    """Return the bytes of the contiguous copies that the backward pass of attention makes.
 
-    It may copy the output's gradient and the output.
+    It may copy `grad`, the output's gradient, and `out`, the output. `chosen` is the backend.
     """
     if chosen == "cudnn":
         if grad.stride() == out.stride():
@@ -435,7 +459,10 @@ def _copies(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
 
 
 def _backward_workspace(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, chosen: str) -> Plan:
-    """Return the allocations during the backward pass of this backend."""
+    """Return the memory plan of the backward pass of attention, without its results.
+
+    `chosen` is the backend: "cudnn", "flash" or "efficient".
+    """
     batch, heads, queries, width = q.shape
     keys = k.shape[2]
     if chosen == "cudnn":
@@ -453,10 +480,10 @@ def _backward_workspace(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, chosen: s
 
 
 def _efficient_backward(q: Tensor, v: Tensor, grad: Tensor, keys: int) -> Plan:
-    """Return the allocations of the memory-efficient backward pass.
+    """Return the memory plan of the backward pass of the memory-efficient kernel.
 
-    Before the kernel's workspace comes delta, the sum of gradient * output for each row. In half
-    precision, the kernel computes delta itself.
+    `keys` is the number of keys. Before the kernel's workspace comes delta, the sum of gradient *
+    output for each row. In half precision, the kernel computes delta itself.
     """
     batch, heads, queries, width = q.shape
     half, widest = q.dtype in HALF, max(width, v.shape[3])
@@ -474,7 +501,7 @@ def _efficient_backward(q: Tensor, v: Tensor, grad: Tensor, keys: int) -> Plan:
 
 @handles("_safe_softmax")
 def safe_softmax(call: Call) -> Any:
-    """Compute a softmax with zeros in the rows that are masked as a whole.
+    """Run `_safe_softmax`: a softmax with zeros in the rows that are masked as a whole.
 
     CUDA finds these rows by comparison, and fills them in place.
     """
@@ -491,7 +518,7 @@ def safe_softmax(call: Call) -> Any:
 
 
 def attention_work(q: Tensor, k: Tensor, v: Tensor, causal: bool, backward: bool = False) -> Work:
-    """Return the work of the kernel.
+    """Return the work of an attention kernel, in the forward or in the backward pass.
 
     The forward pass has two products, and the backward pass five. A causal mask halves them.
     """

@@ -92,10 +92,10 @@ CAUSAL_BIASES = "torch.nn.attention.bias"
 
 
 def causal_biases(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the module of causal biases, with functions that replace its own.
+    """Yield PyTorch's module of causal attention biases, with functions that replace its own.
 
-    For a bias that ends in the lower right corner, PyTorch would call operators that only have
-    CUDA kernels. Here the bias becomes a mask instead.
+    For a bias that ends in the lower right corner, PyTorch would call operators that only have CUDA
+    kernels. Here the bias becomes a mask instead.
     """
     names = ("can_use_flash_attention", "can_use_efficient_attention")
     yield module, {name: _only_on_cpu(getattr(module, name)) for name in names}
@@ -127,7 +127,10 @@ def backend(
 
 
 def _order(capability: Capability) -> Iterator[str]:
-    """Yield the names of the backends in the order in which PyTorch tries them."""
+    """Yield the names of the attention backends in the order in which PyTorch tries them.
+
+    The order depends on the GPU's compute capability.
+    """
     order = torch._C._get_sdp_priority_order()
     if order == _UNSET_ORDER and capability[0] in (9, 10):
         yield "cudnn"
@@ -145,14 +148,17 @@ def _capability(query: Tensor) -> Capability:
 
 
 def _warn(reason: str | None) -> None:
-    """Warn with the text `reason` as PyTorch's C++ does, unless it is None."""
+    """Warn with the text `reason`, as PyTorch's C++ does. None means no warning."""
     if reason is not None:
         source = "/pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"
         warn_as_cpp(f"{reason} (Triggered internally at {source}.)")
 
 
 def reason_against(name: str, attention: Attention, capability: Capability) -> str | None:
-    """Return why this backend cannot compute the attention, in PyTorch's words. None if it can."""
+    """Return why the backend `name` cannot compute this attention, in PyTorch's words.
+
+    Returns None if it can.
+    """
     if not _ENABLED[name]():
         return _DISABLED[name]
     for reason in (_shapes, *_REASONS[name]):
@@ -163,7 +169,10 @@ def reason_against(name: str, attention: Attention, capability: Capability) -> s
 
 
 def require_mask_beside_query(name: str, query: Tensor, mask: Tensor) -> None:
-    """Raise the backend operator's RuntimeError unless mask and query are on one device."""
+    """Raise RuntimeError unless the mask is on the query's device.
+
+    `name` is the backend, whose operator has its own words for this error.
+    """
     if mask.device != query.device:
         method = f"wrapper_CUDA___scaled_dot_product_{name}_attention"
         raise RuntimeError(argument_differs([("query", query), ("attn_bias", mask)], method))
@@ -178,7 +187,7 @@ def choose_backend(call: Call) -> int:
 
 
 def _can_use(name: str) -> Callable[..., bool]:
-    """Return PyTorch's function that says whether a backend can compute an attention.
+    """Return PyTorch's function that says whether the backend `name` can compute an attention.
 
     With `debug`, the function warns about the reason if the backend cannot.
     """
@@ -250,7 +259,10 @@ def _dense(attention: Attention, capability: Capability) -> str | None:
 
 
 def _dtype(attention: Attention, allowed: tuple[torch.dtype, ...]) -> str | None:
-    """Return PyTorch's text if the query's dtype is not allowed."""
+    """Return PyTorch's text about a wrong dtype if the query's dtype is not in `allowed`.
+
+    Otherwise return None.
+    """
     if attention.query.dtype in allowed:
         return None
     return _wrong_dtype(tuple(x.dtype for x in attention[:3]), allowed)
@@ -258,7 +270,10 @@ def _dtype(attention: Attention, allowed: tuple[torch.dtype, ...]) -> str | None
 
 @lru_cache(maxsize=64)
 def _wrong_dtype(given: tuple[torch.dtype, ...], allowed: tuple[torch.dtype, ...]) -> str:
-    """Return PyTorch's text about the dtypes of query, key and value."""
+    """Return PyTorch's text that query, key and value have wrong dtypes.
+
+    `given` has their three dtypes, and `allowed` those that the backend supports.
+    """
     q, k, v = map(cpp_name, given)
     names = ", ".join(map(scalar_name, allowed))
     return (
@@ -280,7 +295,7 @@ def _half_or_float32(attention: Attention, capability: Capability) -> str | None
 
 
 def _from_ampere_on(kernel: str) -> Reason:
-    """Return a function that refuses GPUs older than Ampere for this kernel."""
+    """Return a rule that refuses GPUs older than Ampere for the attention kernel of this name."""
 
     def reason(attention: Attention, capability: Capability) -> str | None:
         if capability >= (8, 0):
@@ -294,7 +309,7 @@ def _from_ampere_on(kernel: str) -> Reason:
 
 
 def _widths(attention: Attention) -> str:
-    """Return the end of a text with the widths of query, key and value."""
+    """Return the end of an error text, which gives the widths of query, key and value."""
     q, k, v = (x.shape[-1] for x in attention[:3])
     return f"Got Query.size(-1): {q}, Key.size(-1): {k}, Value.size(-1): {v} instead."
 

@@ -73,9 +73,10 @@ def figures(
     transposed: bool,
     groups: int,
 ) -> tuple[int, ...]:
-    """Return the bytes of the workspaces for the output, the input's and the weight's gradient.
+    """Return the bytes of cuDNN's three workspaces for a convolution.
 
-    `result` has the shape of the output. The other arguments are those of `aten::convolution`.
+    They are for the output, the input's gradient and the weight's gradient. `result` has the shape
+    of the output. The other arguments are those of `aten::convolution`.
     """
     dims = x.dim() - 2
     name = str(x.dtype).removeprefix("torch.")
@@ -121,7 +122,7 @@ def _triple(numbers: Sequence[int], dims: int, fill: int = 1) -> tuple[int, ...]
 
 
 def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
-    """Return the numbers of input and output channels."""
+    """Return the numbers of input and output channels of a convolution with this weight."""
     first, second = weight.shape[0], weight.shape[1] * groups
     if transposed:
         return (first, second)
@@ -131,11 +132,12 @@ def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
 def few_channels(
     x: Tensor, y: int, weight: Tensor, transposed: bool, groups: int
 ) -> tuple[int, ...]:
-    """Return the three workspaces of a convolution of at most eight channels.
+    """Return the bytes of the three workspaces of a convolution of at most eight channels.
 
     So few channels do not fill the vectors that tensor cores read. cuDNN then allocates nothing, or
     it copies the tensors with channels last, padded to whole vectors of 16 bytes. This is an
-    estimate from 150 convolutions of three to eight channels. `y` is the bytes of the output.
+    estimate from 150 convolutions of three to eight channels. `x` is the input, and `y` the bytes
+    of the output.
     """
     if groups > 1:
         return 0, 0, 0
@@ -174,7 +176,7 @@ def _require_floating(dtype: torch.dtype) -> None:
 
 
 def _runs_on_cudnn(x: Tensor) -> bool:
-    """Return whether the input is a batch of floating-point samples with elements."""
+    """Return whether cuDNN convolves `x`: a batch of floating-point samples that is not empty."""
     return x.dtype.is_floating_point and x.dim() > 2 and x.numel() > 0
 
 
@@ -184,7 +186,7 @@ sums_in_float32(aten.convolution_overrideable, aten.convolution_backward)
 
 
 def convolution_format(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> str:
-    """Return the format in which a convolution multiplies, such as "tf32".
+    """Return the format in which a convolution multiplies its factors, such as "tf32".
 
     Depthwise kernels do not use tensor cores.
     """
@@ -218,7 +220,7 @@ def _in_tf32(
 
 
 def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel of `convolution_backward` that rounds the factors to TF32 where CUDA does.
+    """Return `compute`, which is `convolution_backward`, with factors rounded to TF32 as on CUDA.
 
     The bias's gradient is a sum, so its terms are not rounded.
     """
@@ -252,9 +254,10 @@ for _overload in aten.convolution_backward.overloads():
 
 @device_error("convolution")
 def operands_elsewhere(given: Devices) -> str | None:
-    """Return PyTorch's message for a weight or a bias on the CPU.
+    """Return PyTorch's message for a weight or a bias on the CPU and an input on a GPU.
 
-    Return None if it is on another GPU.
+    `given` has the name and the tensor of each argument. Returns None if the weight or the bias is
+    on another GPU.
     """
     found = dict(given)
     image = found["input"]
@@ -267,7 +270,10 @@ def operands_elsewhere(given: Devices) -> str | None:
 
 
 def _types_differ(image: Tensor, argument: str, other: Tensor) -> str:
-    """Return PyTorch's message that the types of the input and of another argument differ."""
+    """Return PyTorch's message that the input's type differs from that of another argument.
+
+    `image` is the input, and `other` the argument with the name `argument`.
+    """
     return f"Input type ({image.type()}) and {argument} type ({other.type()}) should be the same"
 
 
@@ -282,7 +288,7 @@ FIRST_OPERATORS = {
 
 
 def image_on_host(call: Call) -> Exception:
-    """Return CUDA's error for an image on the CPU and a weight or bias on a GPU.
+    """Return CUDA's error for an input on the CPU and a weight or bias on a GPU.
 
     PyTorch chooses one of the CPU's kernels, and the error is that of this kernel
     (native/Convolution.cpp).
@@ -310,7 +316,7 @@ def image_on_host(call: Call) -> Exception:
 
 @shapes_by("convolution")
 def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """Return the output on the meta device.
+    """Return a meta tensor like the output of a convolution.
 
     Its channels are last if those of the input or of the weight are
     (cudnn_conv_suggest_memory_format, native/ConvUtils.h).
@@ -327,7 +333,7 @@ def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 @handles("convolution")
 def convolution(call: Call) -> Any:
-    """Compute a convolution, and allocate cuDNN's workspace for it."""
+    """Run the operator `convolution`, and allocate cuDNN's workspace for it."""
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
     if not x.is_cuda:
         raise image_on_host(call)
@@ -393,12 +399,15 @@ def select_backend(
 
 
 def is_depthwise(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
-    """Return whether each input channel is a group of its own in a convolution."""
+    """Return whether a convolution is depthwise: each input channel is a group of its own."""
     return groups == x.shape[1] > 1 and not transposed and not weight.shape[0] % groups
 
 
 def lies_channels_last(x: Tensor, dims: int) -> bool:
-    """Return whether a batch of samples with `dims` dimensions has its channels last in memory."""
+    """Return whether the channels of `x` are last in memory.
+
+    `x` is a batch of samples with `dims` dimensions besides the channels.
+    """
     form = (torch.channels_last, torch.channels_last_3d)[dims - 2]
     return x.dim() == dims + 2 and not x.is_contiguous() and x.is_contiguous(memory_format=form)
 
@@ -451,11 +460,11 @@ def convolution_backward(call: Call) -> Any:
 
 @device_time("convolution")
 def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
-    """Return the work of a convolution, which is a matrix product.
+    """Return the work of a convolution, which cuDNN computes as a matrix product.
 
-    A kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp).
-
-    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    The work has the product's operations, the copies that reorder the channels, and the separate
+    kernel that adds a bias (ATen/native/cudnn/ConvShared.cpp). `results[0]` is the output. `moved`
+    is the bytes of all arguments and results.
     """
     names = ("input", "weight", "bias", "transposed", "groups")
     x, weight, bias, transposed, groups = (call.argument(name) for name in names)
@@ -526,7 +535,10 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
 
 
 def _cudnn_calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
-    """Return the calls of cuDNN per result: 1, or 0 if PyTorch's own kernels convolve."""
+    """Return the number of cuDNN calls for each result of a convolution.
+
+    It is 1, or 0 if PyTorch's own kernels run instead.
+    """
     dims = max(weight.dim() - 2, 2)
     depthwise = is_depthwise(x, weight, transposed, groups)
     own_kernels = depthwise and not lies_channels_last(x, dims)
@@ -556,15 +568,16 @@ def _depthwise_clocks(x: Tensor, weight: Tensor, cudnn: int) -> tuple[float, flo
 
 
 def _has_tensor_cores(x: Tensor, format: str) -> bool:
-    """Return whether the GPU of this tensor has tensor cores for the format."""
+    """Return whether the GPU of `x` has tensor cores that multiply in this format."""
     rates = x._gpu.profile.peak_flops  # type: ignore[attr-defined]
     return rates[format] > rates["float32"]
 
 
 def _padding_factor(x: Tensor, weight: Tensor, transposed: bool, groups: int, format: str) -> float:
-    """Return the factor by which padding to channel tiles and vectors increases the work.
+    """Return the factor by which padding increases the work of a convolution.
 
-    Kernels without tensor cores, and groups of one channel, are not padded.
+    Channels are padded to tiles and to vectors. Kernels without tensor cores, and groups of one
+    channel, are not padded.
     """
     if transposed:
         into, out = weight.shape[0] // groups, weight.shape[1]
@@ -578,9 +591,10 @@ def _padding_factor(x: Tensor, weight: Tensor, transposed: bool, groups: int, fo
 
 
 def _reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, format: str) -> int:
-    """Return the bytes of reading and writing input and output once more to reorder them.
+    """Return the bytes that are moved to reorder the channels of a convolution's input and output.
 
-    Tensor cores need the channels last, unless the weight's window is a single point.
+    Both are read and written once more. Tensor cores need the channels last, unless the weight's
+    window is a single point.
     """
     last = x.dim() == 4 and (lies_channels_last(x, 2) or lies_channels_last(weight, 2))
     if last or prod(weight.shape[2:]) == 1 or not _has_tensor_cores(x, format):

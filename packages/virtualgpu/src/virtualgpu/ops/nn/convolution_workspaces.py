@@ -60,11 +60,11 @@ class Convolution(NamedTuple):
         return 16 // self.item
 
     def channels(self) -> tuple[Any, Any]:
-        """Return the input and output channels of one group."""
+        """Return (input channels, output channels) of one group."""
         return self.into // self.groups, self.out // self.groups
 
     def copies(self, multiple: Any) -> tuple[Any, Any, Any]:
-        """Return the bytes of input, output and weight with channels padded to a multiple."""
+        """Return the bytes of input, output and weight with channels padded to this multiple."""
         into, out = (_ceiling(channels, multiple) * multiple for channels in self.channels())
         pixels, positions = self.batch * prod(self.extent), self.batch * prod(self.result)
         weight = into * out * self.groups * prod(self.kernel)
@@ -75,7 +75,10 @@ class Convolution(NamedTuple):
         )
 
     def product(self, result: int) -> tuple[Any, Any, Any]:
-        """Return the rows, columns and terms of the matrix product that computes this result."""
+        """Return (rows, columns, terms) of the matrix product that computes this result.
+
+        `result` is the number of the output, of the input's gradient or of the weight's gradient.
+        """
         into, out = self.channels()
         pixels, positions = self.batch * prod(self.extent), self.batch * prod(self.result)
         taps = prod(self.kernel)
@@ -90,7 +93,7 @@ class Convolution(NamedTuple):
 
 
 def _ceiling(number: Any, divisor: Any) -> Any:
-    """Return the quotient, rounded up."""
+    """Return number / divisor, rounded up to an integer."""
     return -(-number // divisor)
 
 
@@ -111,7 +114,10 @@ def _largest(numbers: Sequence[Any]) -> Any:
 
 
 def features(convolution: Convolution, result: int) -> dict[str, Any]:
-    """Return the numbers that the tree for this result may ask about, by name."""
+    """Return the numbers about which a decision tree may ask, by name.
+
+    `result` is the result whose workspace the tree finds.
+    """
     c = convolution
     into, out = c.channels()
     rows, columns, terms = c.product(result)
@@ -194,7 +200,7 @@ class Formula(NamedTuple):
     tile: tuple[int, int, int] | None = None
 
     def bytes(self, convolution: Convolution, result: int) -> Any:
-        """Return the bytes of the workspace."""
+        """Return the bytes that this formula gives for the workspace of a convolution's result."""
         multiple = convolution.vector if self.multiple == 0 else self.multiple
         sizes = dict(zip("XYW", convolution.copies(multiple), strict=True))
         in_float32 = 4 // convolution.item
@@ -262,14 +268,14 @@ class Rule(NamedTuple):
     formulas: tuple[tuple[Formula, ...], ...]
 
     def bytes(self, convolution: Convolution, result: int) -> int:
-        """Return the bytes of the workspace for this result."""
+        """Return the bytes of the workspace for one of the three results of a convolution."""
         numbers = list(features(convolution, result).values())
         formula = self.formulas[result][self.trees[result].formula(numbers)]
         return int(formula.bytes(convolution, result))
 
 
 def _profile(name: str) -> Any:
-    """Return the contents of a JSON file in the folder of profiles."""
+    """Return the contents of the JSON file `name` in the folder of profiles."""
     return json.loads((files("virtualgpu.profiles") / name).read_text())
 
 
@@ -282,7 +288,7 @@ def rule() -> Rule:
 
 
 def _formula(fields: dict[str, Any]) -> Formula:
-    """Return the formula with these fields of a JSON file."""
+    """Return the formula that these fields of a JSON file describe."""
     if "tile" in fields:
         fields = fields | {"tile": tuple(fields["tile"])}
     return Formula(**fields)
@@ -296,7 +302,7 @@ def table() -> dict[str, dict[str, list[list[int]]]]:
 
 
 def on_line(lines: list[int], batch: int) -> int:
-    """Return the bytes that the recorded lines give for a batch size.
+    """Return the bytes of a workspace for a batch size, from recorded lines over the batch.
 
     Each line is three numbers: its first batch, the bytes there, and the bytes per sample.
     """
@@ -314,7 +320,7 @@ def on_line(lines: list[int], batch: int) -> int:
 
 
 def layer_key(convolution: Convolution) -> str:
-    """Return the name of the layer in the table."""
+    """Return the key of a convolution's layer in the table of recorded workspaces."""
     c = convolution
     order = "first"
     if c.channels_last:
@@ -329,9 +335,10 @@ def layer_key(convolution: Convolution) -> str:
 
 @lru_cache(maxsize=4096)
 def workspaces(convolution: Convolution) -> tuple[int, int, int]:
-    """Return the bytes for the output, the input's gradient and the weight's gradient.
+    """Return the bytes of cuDNN's three workspaces for a convolution.
 
-    They come from the table if the layer was recorded at this size, and else from the rule.
+    They are for the output, the input's gradient and the weight's gradient. They come from the
+    table if the layer was recorded at this size, and else from the rule.
     """
     size = ",".join(map(str, convolution.extent[: convolution.dims]))
     lines = table().get(layer_key(convolution), {}).get(size)

@@ -26,12 +26,12 @@ MAXIMUM = 2  # the mode of an embedding bag that keeps the largest elements
 def sorted_gradient(
     n: int, rows: int, columns: int, item: int, grad: int, by_frequency: bool
 ) -> Plan:
-    """Return the allocations of `embedding_backward_cuda_kernel`, which sorts the indices.
+    """Return the memory plan of an embedding's gradient that sorts the indices.
 
-    They are the sorted indices, the segments of equal indices, and partial sums of the segments in
-    float32. There are `n` indices of `item` bytes into a table of `rows` times `columns` elements.
-    `grad` is the size of a gradient's element in bytes. With `by_frequency`, gradients are divided
-    by how often their index occurs.
+    The memory of `embedding_backward_cuda_kernel` holds the sorted indices, the segments of equal
+    indices, and partial sums of the segments in float32. There are `n` indices of `item` bytes into
+    a table of `rows` times `columns` elements. `grad` is the size of a gradient's element in bytes.
+    With `by_frequency`, gradients are divided by how often their index occurs.
     """
     size = n * item
     sort_storage = cub.radix_sort(n, item, item)
@@ -124,10 +124,11 @@ def embedding_bag_backward(call: Call) -> Any:
 
 @composes("one_hot")
 def one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Return one-hot vectors of the indices, with a new last dimension.
+    """Return one-hot vectors of the indices, with a new last dimension of `num_classes` elements.
 
-    CUDA scatters ones and does not check the indices before. Raises RuntimeError for indices that
-    are not int64, and for no indices without a number of classes.
+    -1 means one class more than the largest index. CUDA scatters ones and does not check the
+    indices before. Raises RuntimeError for indices that are not int64, and for no indices without a
+    number of classes.
     """
     if indices.dtype is not torch.int64:
         raise RuntimeError(

@@ -46,7 +46,10 @@ cuda_kernel("ctc_loss_cuda", "_ctc_loss")
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
-    """Reduce losses to their mean or sum, or return them unchanged, as `reduction` says."""
+    """Reduce losses to their mean or sum, or return them unchanged.
+
+    `reduction` is PyTorch's number for one of the three.
+    """
     if reduction == NONE:
         return loss
     if reduction == MEAN:
@@ -55,13 +58,16 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 
 
 def _reduction_of_elements(call: Call, numel: int) -> tuple[int, ...]:
-    """Return the bytes of the staging buffer for reducing `numel` losses."""
+    """Return the bytes of the staging buffer with which a loss reduces `numel` values."""
     return contiguous_staging(call.gpu, numel, sum_bytes(call.args[0].dtype))
 
 
 @handles("huber_loss")
 def huber_loss(call: Call) -> torch.Tensor:
-    """Compute the losses of all elements, then their reduction (aten/src/ATen/native/Loss.cpp)."""
+    """Run `huber_loss`: the losses of all elements, then their reduction.
+
+    Source: aten/src/ATen/native/Loss.cpp.
+    """
     if call.op.outs:
         return operators.into_given(call)
     x, y = call.args[:2]
@@ -71,7 +77,10 @@ def huber_loss(call: Call) -> torch.Tensor:
 
 @handles("binary_cross_entropy_with_logits")
 def cross_entropy_with_logits(call: Call) -> torch.Tensor:
-    """Compute the loss with the operators that aten/src/ATen/native/Loss.cpp calls."""
+    """Run `binary_cross_entropy_with_logits` with the operators that C++ calls.
+
+    Source: aten/src/ATen/native/Loss.cpp.
+    """
     if call.op.outs:
         return operators.into_given(call)
     x, y = call.args[:2]
@@ -172,10 +181,11 @@ def smooth_error(
 
 
 def _shrunk(losses: torch.Tensor, reduction: int) -> torch.Tensor:
-    """Return the losses, or for a mean or sum one number in memory as large as all losses.
+    """Return the losses as they are, or resize them to one number for a mean or sum.
 
-    CUDA allocates the output for all losses and resizes it when it writes their mean or sum
-    (aten/src/ATen/native/Loss.cpp).
+    The memory keeps the size of all losses. CUDA allocates the output for all losses and resizes it
+    when it writes their mean or sum (aten/src/ATen/native/Loss.cpp). `reduction` is PyTorch's
+    number for none, mean or sum.
     """
     if reduction == NONE:
         return losses
@@ -243,7 +253,7 @@ def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _integers(lengths: Any) -> list[int]:
-    """Return lengths, which may be a tensor, as a list."""
+    """Return sequence lengths, which may be a list or a tensor, as a list of integers."""
     if isinstance(lengths, torch.Tensor):
         lengths = lengths.reshape(-1).tolist()
     return [int(n) for n in lengths]
@@ -288,7 +298,10 @@ def ctc_loss(
 
 @handles("_ctc_loss")
 def ctc_loss_forward(call: Call) -> Any:
-    """Compute the losses. Meanwhile, the targets' offsets and both lengths are on the GPU."""
+    """Run the operator of the CTC loss.
+
+    In the meantime, the targets' offsets and the lengths of inputs and targets are on the GPU.
+    """
     lengths = 8 * call.args[0].shape[1]
     return perform(call, (lengths, lengths, lengths, Out(1), Out(0), -lengths, -lengths, -lengths))
 
@@ -297,13 +310,13 @@ def ctc_loss_forward(call: Call) -> Any:
 def ctc_loss_backward_shape(
     gradient: torch.Tensor, log_probs: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
-    """Return the gradient on the meta device."""
+    """Return a meta tensor like the gradient of the CTC loss."""
     return torch.empty_like(log_probs)
 
 
 @handles("_ctc_loss_backward")
 def ctc_loss_backward(call: Call) -> Any:
-    """Compute the gradient, with a second table like that of the forward pass."""
+    """Run the gradient of the CTC loss, with a second table like that of the forward pass."""
     log_probs, log_alpha = call.args[1], call.args[6]
     lengths, table = 8 * log_probs.shape[1], log_alpha.numel() * log_alpha.itemsize
 

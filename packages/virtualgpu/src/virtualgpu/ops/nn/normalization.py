@@ -61,14 +61,14 @@ cuda_operator("_native_batch_norm_legit", "native_batch_norm")
 
 
 def _widened(x: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the tensor in float32, or None for None."""
+    """Convert the tensor to float32. None remains None."""
     if x is None:
         return None
     return x.float()
 
 
 def _accumulated(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in the dtype in which CUDA accumulates it."""
+    """Convert the tensor to the dtype in which CUDA accumulates it: float32 for half precision."""
     if x.dtype in _LOW:
         return x.float()
     return x
@@ -84,7 +84,7 @@ def _last_power_of_two(n: int) -> int:
 
 @handles("native_layer_norm")
 def layer_norm(call: Call) -> Any:
-    """Compute a layer norm. If the input is not contiguous, CUDA copies it first.
+    """Run the operator `native_layer_norm`. CUDA first copies an input that is not contiguous.
 
     Raises RuntimeError if a parameter has another dtype than the input.
     """
@@ -109,7 +109,7 @@ def _require_dtype_of_input(x: torch.Tensor, *parameters: torch.Tensor | None) -
 
 @handles("native_group_norm")
 def group_norm(call: Call) -> Any:
-    """Compute a group norm.
+    """Run the operator `native_group_norm`.
 
     Raises RuntimeError if the input is in half precision and a parameter is not.
     """
@@ -119,16 +119,17 @@ def group_norm(call: Call) -> Any:
 
 
 def _free(gpu: Gpu, blocks: list[Any]) -> None:
-    """Free memory blocks, of which some may be None."""
+    """Free memory blocks of a GPU. None in the list stands for no block."""
     for block in blocks:
         if block is not None:
             gpu.allocator.free(block)
 
 
 def _layer_norm(call: Call) -> Any:
-    """Compute a layer norm with statistics in float32 for inputs in half precision.
+    """Run the operator `native_layer_norm`, whose operands are contiguous.
 
-    The CPU's kernel would give the statistics the dtype of the parameters.
+    For inputs in half precision the statistics are float32. The CPU's kernel would give them the
+    dtype of the parameters.
     """
     x, shape, weight, bias, epsilon = call.args
     if x.dtype not in _LOW or call.kwargs:
@@ -185,7 +186,7 @@ def layer_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work
 
 
 def of_rows(gpu: Gpu, rows: int, moved: int) -> Work:
-    """Return the work of normalizing rows. `moved` is the bytes of the input and of the output.
+    """Return the work of normalizing `rows` rows, which have `moved` bytes with their results.
 
     A block of threads normalizes a row and reads it twice. The second time, it reads from the L2
     cache if the rows that all multiprocessors work on fill at most half of it. (From about half on,
@@ -213,7 +214,10 @@ def layer_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int
 
 
 def of_rows_backward(elements: int, rows: int, moved: int) -> Work:
-    """Return the work of the gradients of rows with this number of elements in total."""
+    """Return the work of computing the gradients of normalized rows.
+
+    The rows have `elements` elements in total. `moved` is the bytes of all arguments and results.
+    """
     return Work(moved, clocks=LAYER_NORM_BACKWARD * elements + ROW_BLOCK_BACKWARD * rows)
 
 
@@ -259,14 +263,20 @@ def _require_shapes(x: torch.Tensor, shape: list[int], weight: torch.Tensor | No
 
 
 def _normalized_dims(shape: list[int]) -> tuple[int, ...]:
-    """Return the numbers of the last dimensions, which are negative."""
+    """Return the numbers of the normalized dimensions, -1 for the last one.
+
+    `shape` has their sizes.
+    """
     return tuple(range(-len(shape), 0))
 
 
 def _rms_norm(
     x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float
 ) -> torch.Tensor:
-    """Compute an RMS norm with single operators."""
+    """Compute an RMS norm with single operators instead of the fused kernel.
+
+    The last dimensions, whose sizes are `shape`, are normalized.
+    """
     wide = _accumulated(x)
     mean = wide.square().mean(_normalized_dims(shape), True)
     normalized = wide * torch.rsqrt(mean + epsilon)
@@ -350,7 +360,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def _differentiable_backward(ctx: Any, gradient: torch.Tensor) -> tuple:
-        """Return the gradients as results of operators that autograd can differentiate."""
+        """Return the gradients of an RMS norm as results that autograd can differentiate again."""
         x, weight, _ = ctx.saved_tensors
         inputs = [v for v in (x, weight) if v is not None and v.requires_grad]
         output = _rms_norm(x, ctx.shape, weight, ctx.epsilon)
@@ -362,10 +372,10 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
-    """Launch one kernel of an RMS norm and return its results, some of which may be None.
+    """Launch the kernel `name` of an RMS norm and return its results, some of which may be None.
 
-    `values` computes the results on the CPU. If values are not kept, `shapes` returns the
-    results as meta tensors.
+    `rows` is the number of normalized rows. `values` computes the results on the CPU. If values are
+    not kept, `shapes` returns the results as meta tensors.
     """
     gpu = common_gpu(*inputs)
     if gpu.machine.valueless_storages and not all_known(*inputs):
@@ -391,7 +401,10 @@ def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor
 
 @temporaries("native_group_norm")
 def factors_and_summands(call: Call, result: Any) -> tuple[int, ...]:
-    """Return the bytes of a factor and of a summand for every channel of every sample."""
+    """Return the bytes of two temporaries of a group norm.
+
+    They hold a factor and a summand for every channel of every sample.
+    """
     x, weight, bias, samples, channels, positions = call.args[:6]
     if positions == 1 or (weight is None and bias is None):
         return ()
@@ -431,7 +444,8 @@ def uses_cudnn(x: torch.Tensor, weight: Any, bias: Any, mean: Any, training: boo
     """Return whether cuDNN computes a batch norm, and not PyTorch's own kernels.
 
     cuDNN takes images of some dtypes, with weight and bias. In evaluation, it also needs the
-    running statistics, of which `mean` is one.
+    running statistics, of which `mean` is one. `training` says whether the norm uses the batch's
+    own statistics.
     """
     if weight is None or bias is None or not torch.backends.cudnn.enabled:
         return False
@@ -473,20 +487,20 @@ def batch_norm(call: Call) -> Any:
 
 
 def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None) -> bool:
-    """Return whether input and parameters are all in half precision.
+    """Return whether the input and the parameters of a batch norm are all in half precision.
 
-    Without parameters, the running statistics count instead. The CPU's kernels do not support
-    all of these combinations.
+    Without parameters, the running statistics (`mean` is one) count instead. The CPU's kernels do
+    not support all of these combinations.
     """
     given = mean if weight is None else weight
     return x.dtype in _LOW and given is not None and given.dtype is x.dtype
 
 
 def _narrow_weight_error(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) -> Exception:
-    """Return the RuntimeError for a weight in half precision.
+    """Return the RuntimeError of a batch norm for a weight in half precision.
 
-    For float16, the text is that of cuDNN. For other dtypes, it is that of PyTorch's own
-    kernels.
+    `kind` is the dtype of the input, and `narrow` that of the weight. For float16, the text is that
+    of cuDNN if `cudnn` is true. For other dtypes, it is that of PyTorch's own kernels.
     """
     if cudnn and narrow is torch.float16:
         return RuntimeError(
@@ -500,7 +514,7 @@ def _narrow_weight_error(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) ->
 
 
 def _in_float32(func: Any, args: tuple) -> Any:
-    """Call batch norm with parameters in float32, and update the running statistics."""
+    """Call the batch norm `func` with parameters in float32, and update the running statistics."""
     x, weight, bias, mean, variance, training, momentum, epsilon = args
     running = [_widened(mean), _widened(variance)]
     results = func(x, _widened(weight), _widened(bias), *running, training, momentum, epsilon)
@@ -563,10 +577,11 @@ def batch_norm_backward(call: Call) -> Any:
 
 
 def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:
-    """Return the bytes of the staging buffer if several blocks of threads share a channel.
+    """Return the bytes of the two buffers with which a batch norm's gradient sums up channels.
 
-    `reduction` is the number of elements per channel. The buffer has two sums for each block,
-    and semaphores (cuda/Normalization.cuh, flexible_launch_configs).
+    They are needed if several blocks of threads share a channel. `reduction` is the number of
+    elements per channel. The staging buffer has two sums for each block, and the other one
+    semaphores (cuda/Normalization.cuh, flexible_launch_configs).
     """
     width = min(_last_power_of_two(channels), TILE_WIDTH)
     height = min(_last_power_of_two(-(-reduction // VALUES_PER_THREAD)), MAX_BLOCK // width)

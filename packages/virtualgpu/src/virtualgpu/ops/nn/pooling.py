@@ -79,9 +79,10 @@ RESAMPLED = [
     "avg_pool2d_backward", "max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"
 )
 def in_the_images_order(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of a copy of the gradient, unless the gradient is laid out like the image.
+    """Return the bytes of a copy of the gradient of a pooling's output.
 
-    There is no copy if both are contiguous, or if both have their channels last.
+    There is no copy if the gradient and the image are both contiguous, or if both have their
+    channels last.
     """
     gradient, image = call.args[:2]
     if image.dim() == 4 and not image.is_contiguous():
@@ -93,7 +94,7 @@ def in_the_images_order(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @temporaries("_adaptive_avg_pool2d_backward")
 def averages(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of a contiguous copy of the gradient.
+    """Return the bytes of a contiguous copy of the gradient of an average pooling's output.
 
     With channels last, the kernel reads any gradient and needs no copy.
     """
@@ -112,7 +113,7 @@ temporaries(
 
 @handles("fractional_max_pool2d_backward")
 def copied_first(call: Call) -> Any:
-    """Compute a pooling's gradient, after copying the output's gradient.
+    """Run the gradient of a pooling, after copying the output's gradient.
 
     CUDA makes this copy before it allocates the result.
     """
@@ -124,9 +125,9 @@ def copied_first(call: Call) -> Any:
 
 @temporaries("unfold_backward")
 def positions(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the positions along the dimension, which are 64-bit numbers.
+    """Return the bytes of a temporary with a 64-bit position for each index along a dimension.
 
-    The source is aten/src/ATen/native/UnfoldBackward.h.
+    The gradient of `unfold` needs it (aten/src/ATen/native/UnfoldBackward.h).
     """
     sizes, dim = call.argument("input_sizes"), call.argument("dim")
     if sizes:

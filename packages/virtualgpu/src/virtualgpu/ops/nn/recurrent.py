@@ -116,7 +116,10 @@ BETWEEN_BOTH = {("gru", False): Shares(0, 1, 0), ("rnn", False): Shares(0, 0, 2)
 
 
 def _on_chip(kind: str, hidden: int, dtype: str) -> bool:
-    """Return whether cuDNN keeps the weights on the chip during all steps."""
+    """Return whether cuDNN keeps the weights of a layer on the chip during all steps.
+
+    `kind` is a key of `NARROW`, `hidden` the number of hidden units, and `dtype` a name.
+    """
     return hidden <= NARROW[kind] and dtype != "float64"
 
 
@@ -130,7 +133,10 @@ def _shares(
     dtype: str,
     train: bool,
 ) -> Shares:
-    """Return the numbers that make up the workspace of these layers, besides the weights."""
+    """Return the numbers that make up the workspace of these layers, besides the weights.
+
+    `kind`, `dtype` and the sizes are those of `workspace`.
+    """
     on_chip = _on_chip(kind, hidden, dtype)
     kind = kind.partition("_")[0]
     if kind != "gru" and layers == directions == 1 and dtype in ("float16", "bfloat16"):
@@ -151,7 +157,7 @@ def _shares(
 
 
 def _aligned(nbytes: int) -> int:
-    """Return the bytes, rounded up to a multiple of 32."""
+    """Return a number of bytes, rounded up to a multiple of 32."""
     return -(-nbytes // 32) * 32
 
 
@@ -167,9 +173,10 @@ def workspace(
     dtype: str,
     train: bool,
 ) -> int:
-    """Return the bytes of cuDNN's workspace.
+    """Return the bytes of cuDNN's workspace for recurrent layers.
 
     `kind` is a key of `GATES`, `rows` is steps x batch, and `dtype` is a name such as "float32".
+    `inputs` and `hidden` are the sizes of a layer.
     """
     shares = _shares(kind, batch, inputs, hidden, layers, directions, dtype, train)
     item = getattr(torch, dtype).itemsize
@@ -182,7 +189,11 @@ def workspace(
 
 
 def reserve(setup: Setup, rows: int, hidden: int, item: int) -> int:
-    """Return the bytes of the reserve space. `rows` is steps x batch."""
+    """Return the bytes that cuDNN reserves for the backward pass of recurrent layers.
+
+    `rows` is steps x batch, `hidden` the number of hidden units, and `item` the bytes of an
+    element.
+    """
     size = rows * hidden * item
     between = (setup.layers - 1) * _directions(setup)
     numbers = {"lstm": (4, 1), "gru": (6,), "rnn_tanh": (1,), "rnn_relu": (1,)}[setup.kind]
@@ -325,7 +336,7 @@ class CastWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> Any:
-        """Return the copies of the weights."""
+        """Return copies of the weights in this dtype, which are views of one new buffer."""
         ctx.dtypes = [w.dtype for w in weights]
         gpu = weights[0]._gpu  # type: ignore[attr-defined]
         flat = empty(gpu, (sum(w.numel() for w in weights),), (1,), dtype)
@@ -336,7 +347,7 @@ class CastWeights(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Return the gradients in the weights' own dtypes."""
+        """Return the gradients of the weights in the weights' own dtypes."""
         pairs = list(zip(grads, ctx.dtypes, strict=True))
         cast = [grad.to(dtype) for grad, dtype in reversed(pairs)]
         return None, *reversed(cast)
@@ -349,7 +360,7 @@ def _directions(setup: Setup) -> int:
 
 
 def _units(setup: Setup) -> int:
-    """Return the number of layers, with each direction counted."""
+    """Return the number of layers of a recurrent network, each direction counted separately."""
     return setup.layers * _directions(setup)
 
 
@@ -359,7 +370,7 @@ def _dtype_name(x: Tensor) -> str:
 
 
 def _steps(setup: Setup, x: Tensor) -> int:
-    """Return the number of steps of all layers and directions."""
+    """Return the number of steps of all layers and directions for the input `x`."""
     if setup.batch_sizes is not None:
         return len(setup.batch_sizes) * _units(setup)
     return x.shape[1 if setup.batch_first else 0] * _units(setup)
@@ -368,10 +379,11 @@ def _steps(setup: Setup, x: Tensor) -> int:
 def _launch(
     gpu: Gpu, work: Work, name: str, steps: int, on_chip: bool, seconds: float, launches: float
 ) -> None:
-    """Launch the kernels of all steps, each of which takes at least this many seconds.
+    """Launch the kernels of `steps` steps of a recurrent network, named `name`.
 
-    `work` is the work of all steps, and `launches` is the host's time of one step in launches. If
-    the weights stay on the chip, there is one kernel for all steps.
+    `work` is the work of all steps. Each step takes at least `seconds` on the GPU, and the host's
+    time of `launches` launches. With `on_chip`, the weights stay on the chip and one kernel
+    computes all steps.
     """
     if on_chip or steps < 2:
         gpu.launch(*_for_at_least(steps * STEP_ON_CHIP_SECONDS, work, gpu.profile), name=name)
@@ -386,7 +398,7 @@ def _launch(
 
 
 def _product_seconds(work: Work, profile: Profile) -> float:
-    """Return the seconds of a matrix product with this work."""
+    """Return the seconds that a matrix product with this work takes on a GPU model."""
     return costs.kernel_seconds(
         profile,
         bytes_moved=work.bytes,
@@ -398,15 +410,15 @@ def _product_seconds(work: Work, profile: Profile) -> float:
 
 
 def _for_at_least(seconds: float, work: Work, profile: Profile) -> Work:
-    """Return the work, extended so that it takes at least this many seconds."""
+    """Return `work`, extended so that a kernel with it takes at least this many seconds."""
     missing = max(0.0, seconds - _product_seconds(work, profile))
     return work._replace(serial=missing * 1e3 * profile.sm_clock_khz)
 
 
 def _with_workspace(gpu: Gpu, space: int, reserved: int) -> Tensor | None:
-    """Allocate a workspace and the reserve space, and free the workspace.
+    """Allocate a workspace of `space` bytes and a reserve space, then free the workspace.
 
-    Return the reserve space, or None for 0 bytes.
+    Returns the reserve space, which has `reserved` bytes, or None for 0 bytes.
     """
     work = scratch_tensor(gpu, space)
     result = None
@@ -425,17 +437,20 @@ _SCATTERED = (
 
 
 def one_chunk(weights: Any) -> bool:
-    """Return whether all weights are in one storage, where `flatten_parameters` puts them."""
+    """Return whether all weights are views of one storage, as `flatten_parameters` makes them."""
     return len({w.untyped_storage().data_ptr() for w in weights}) == 1 and len(weights) > 1
 
 
 def _strides(shape: Any) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor of this shape."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _batch(x: Tensor, setup: Setup) -> int:
-    """Return the number of sequences, which for a packed sequence is that of step 0."""
+    """Return the number of sequences in the input `x`.
+
+    A packed sequence has as many as its first step.
+    """
     if setup.batch_sizes is not None:
         return int(setup.batch_sizes[0])
     if setup.batch_first:
@@ -444,9 +459,9 @@ def _batch(x: Tensor, setup: Setup) -> int:
 
 
 def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
-    """Return the memory of a copy of `x` whose steps are contiguous, one after the other.
+    """Return memory for a copy of the input `x` whose steps follow one another.
 
-    Return None if the steps of `x` itself are. cuDNN reads sequences step by step.
+    Returns None if `x` has this order already. cuDNN reads sequences step by step.
     """
     ordered = x
     if setup.batch_first:
@@ -457,7 +472,10 @@ def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
 
 
 def _empty_sequences(gpu: Gpu, shape: Any, dtype: torch.dtype, setup: Setup) -> VirtualTensor:
-    """Return an empty tensor of this shape whose steps are contiguous, one after the other."""
+    """Return an empty tensor for sequences of this shape.
+
+    In memory, the steps follow one another.
+    """
     if not setup.batch_first:
         return empty(gpu, shape, _strides(shape), dtype)
     batch, _, width = shape
@@ -465,7 +483,7 @@ def _empty_sequences(gpu: Gpu, shape: Any, dtype: torch.dtype, setup: Setup) -> 
 
 
 def _parts(flat: Tensor, weights: Any) -> list[Tensor]:
-    """Return views of a flat buffer with the shapes of the weights, in their order.
+    """Return views of the buffer `flat` with the shapes of the weights, in the weights' order.
 
     In the buffer, all matrices come first and then all biases, as in cuDNN.
     """
@@ -481,7 +499,7 @@ def _parts(flat: Tensor, weights: Any) -> list[Tensor]:
 
 
 def _dropout_state(gpu: Gpu) -> None:
-    """Allocate the state of cuDNN's dropout, which is made at its first use on a GPU."""
+    """Allocate the state of cuDNN's dropout on a GPU, at its first use there."""
     if "cudnn dropout" not in gpu.libraries:
         play(gpu, (8, -8))
         gpu.libraries["cudnn dropout"] = gpu.allocate(DROPOUT_STATE * gpu.profile.multiprocessors)
@@ -515,9 +533,10 @@ def _without_onednn() -> Iterator[None]:
 
 
 def _rounded_factors(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Round the input and the weights' matrices to TF32.
+    """Return the tensors with the input and the weights' matrices rounded to TF32.
 
-    The hidden states, which cuDNN rounds at each step, are not rounded.
+    The tensors are the input, the states and the weights. cuDNN rounds the hidden states at each
+    step, so they are not rounded here.
     """
     rounded = list(tensors)
     for index, x in enumerate(tensors):
@@ -528,10 +547,11 @@ def _rounded_factors(tensors: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, keeps_graph: bool) -> Any:
-    """Compute the values with the CPU's kernels and write them to the outputs.
+    """Compute a recurrent network with the CPU's kernels and write the values to `outputs`.
 
-    With `keeps_graph`, return the plain inputs and results, which have an autograd graph of their
-    own. Otherwise, or if values are not kept, return None.
+    `inputs` are the input, the states and the weights. With `keeps_graph`, return the plain inputs
+    and results, which have an autograd graph of their own. Otherwise, or if values are not kept,
+    return None.
     """
     if not all_known(inputs, outputs):
         return None
@@ -570,7 +590,10 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, keeps_graph:
 
 
 def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
-    """Write the gradients of the inputs to the targets. `inner` is what `_compute` returned."""
+    """Compute the gradients of a recurrent network's inputs, and write them to `targets`.
+
+    `inner` is what `_compute` has returned, and `grads` are the gradients of the results.
+    """
     if inner is None:
         return
     with _DisableTorchDispatch():
@@ -596,7 +619,7 @@ def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
 def _run(
     kind: str, x: Tensor, state: Any, params: Any, *settings: Any, batch_sizes: Tensor | None = None
 ) -> Any:
-    """Run the layers of a kind, and return the output and the last states.
+    """Run recurrent layers of this kind, and return the output and the last states.
 
     The arguments after `kind` are those of PyTorch's operator, such as `aten::lstm.input`.
     """
@@ -644,13 +667,19 @@ def _require_beside_input(x: Tensor, hidden: Any, weights: Any) -> None:
 
 @checks(*(f"{kind}.input" for kind in GATES))
 def check_devices(args: tuple, kwargs: dict) -> None:
-    """Check the devices of layers that get padded sequences."""
+    """Check the devices of an operator for recurrent layers with padded sequences.
+
+    Raises RuntimeError if a state or a weight is not on the input's device.
+    """
     _require_beside_input(*args[:3])
 
 
 @checks(*(f"{kind}.data" for kind in GATES))
 def check_devices_of_packed(args: tuple, kwargs: dict) -> None:
-    """Check the devices of layers that get packed sequences."""
+    """Check the devices of an operator for recurrent layers with packed sequences.
+
+    Raises RuntimeError if a state or a weight is not on the input's device.
+    """
     data, _, hidden, weights = args[:4]
     _require_beside_input(data, hidden, weights)
 
@@ -658,7 +687,10 @@ def check_devices_of_packed(args: tuple, kwargs: dict) -> None:
 for _kind in GATES:
 
     def _of_input(x: Tensor, state: Any, params: Any, *settings: Any, kind: str = _kind) -> Any:
-        """Run the layers of a kind on padded sequences."""
+        """Run recurrent layers of this kind on padded sequences.
+
+        Returns the output and the last states. The arguments are those of PyTorch's operator.
+        """
         return _run(kind, x, state, params, *settings)
 
     def _of_packed(
@@ -669,7 +701,10 @@ for _kind in GATES:
         *settings: Any,
         kind: str = _kind,
     ) -> Any:
-        """Run the layers of a kind on packed sequences."""
+        """Run recurrent layers of this kind on packed sequences.
+
+        Returns the output and the last states. The arguments are those of PyTorch's operator.
+        """
         return _run(kind, data, state, params, *settings, batch_sizes=batch_sizes)
 
     composes(f"{_kind}.input")(_of_input)
@@ -678,7 +713,10 @@ for _kind in GATES:
 
 @handles("_cudnn_rnn_flatten_weight")
 def flatten_weight(call: Call) -> Tensor:
-    """Move all weights of a module into one buffer, of which they become views."""
+    """Run the operator that moves all weights of a module into one buffer, and return the buffer.
+
+    The weights become views of it.
+    """
     weights = call.args[0]
     gpu = call.common_gpu()
     flat = empty(gpu, (sum(w.numel() for w in weights),), (1,), weights[0].dtype)
@@ -694,9 +732,10 @@ def flatten_weight(call: Call) -> Tensor:
 
 @handles("_pack_padded_sequence")
 def pack_padded_sequence(call: Call) -> Any:
-    """Pack padded sequences, and return the data on the GPU and the batch sizes on the host.
+    """Run the operator that packs padded sequences.
 
-    Raises PyTorch's RuntimeError for lengths on a GPU.
+    It returns the data on the GPU and the batch sizes on the host. Raises PyTorch's RuntimeError
+    for lengths on a GPU.
     """
     lengths = call.args[1]
     if type(lengths) is VirtualTensor:

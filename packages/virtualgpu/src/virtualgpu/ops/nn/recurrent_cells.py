@@ -182,9 +182,10 @@ def run_gradients(step: Any, inputs: tuple, grads: tuple, targets: tuple) -> Non
 
 
 def differentiable_gradients(step: Any, inputs: tuple, grads: tuple) -> tuple:
-    """Return the gradients of a cell's step as results that autograd can differentiate.
+    """Return the gradients of a cell's inputs as results that autograd can differentiate again.
 
-    They come from single operators on the GPU. There is one per input, or None.
+    `step` is `lstm_step` or `gru_step`, and `grads` are the gradients of its results. There is one
+    gradient per input, or None. Single operators on the GPU compute them.
     """
     results = step(*inputs)
     wanted = [x for x in inputs if x is not None and x.requires_grad]

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def _by_channel(x: Tensor) -> Tensor:
-    """Reshape the tensor to (channels, all other elements), in float32 at least."""
+    """Reshape `x` to (channels, all other elements), in float32 or a wider dtype."""
     x = x.transpose(0, 1).reshape(x.shape[1], -1)
     if x.itemsize < 4:
         return x.float()
@@ -28,12 +28,15 @@ def _by_channel(x: Tensor) -> Tensor:
 
 
 def _like_image(channels: Tensor, x: Tensor) -> Tensor:
-    """Return one number per channel with a shape that broadcasts to that of `x`."""
+    """Reshape a tensor with one number per channel so that it broadcasts to the images `x`."""
     return channels.view(1, -1, *[1] * (x.dim() - 2))
 
 
 def _statistics(x: Tensor, epsilon: float) -> tuple[Tensor, ...]:
-    """Return the mean and the inverse standard deviation of each channel of this rank."""
+    """Return (mean, inverse standard deviation) of each channel of this rank's batch.
+
+    `epsilon` is added to the variance.
+    """
     variance, mean = torch.var_mean(_by_channel(x), 1, correction=0)
     return mean, (variance + epsilon).rsqrt()
 
@@ -46,7 +49,11 @@ def _normalized(
     inverse_deviation: Tensor,
     epsilon: float,
 ) -> tuple[Tensor, ...]:
-    """Return the normalized input, scaled with the weight and shifted by the bias."""
+    """Return (the normalized input,).
+
+    `x` is normalized with `mean` and `inverse_deviation`, one number per channel. Then it is scaled
+    with the weight and shifted by the bias.
+    """
     scale = inverse_deviation
     if weight is not None:
         scale = inverse_deviation * weight
@@ -66,10 +73,11 @@ def _gathered(
     epsilon: float,
     counts: Any,
 ) -> tuple[Tensor, ...]:
-    """Return the mean and the inverse standard deviation of all ranks, and update the running ones.
+    """Combine the statistics of all ranks, and update the running statistics.
 
-    `mean` and `inverse_deviation` have a row per rank. `counts` is the number of elements per
-    channel, of each rank or the same for all.
+    Returns (mean, inverse standard deviation) of each channel. `mean` and `inverse_deviation` have
+    a row per rank. `counts` is the number of elements per channel, of each rank or the same for
+    all.
     """
     if not isinstance(counts, Tensor):
         counts = torch.full_like(mean[:, 0], counts)
@@ -95,10 +103,11 @@ def _reduced(
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Return this rank's sums for the input's gradient, and the gradients of weight and bias.
+    """Return this rank's part of the gradients, from the output's gradient `grad`.
 
-    The sums are those of the gradient, and of the gradient times the centered input. Results that
-    are not wanted are None.
+    They are the sums of the gradient and of the gradient times the centered input, and then the
+    gradients of weight and bias. `for_x`, `for_weight` and `for_bias` say which of them are wanted.
+    The others are None.
     """
     gradient = _by_channel(grad)
     sums = gradient.sum(1)
@@ -124,7 +133,11 @@ def _gradient(
     products: Tensor,
     counts: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Return the input's gradient, from the sums of all ranks."""
+    """Return (the input's gradient,).
+
+    `sums` and `products` are the sums that `_reduced` returns, added up over all ranks. `counts`
+    has each rank's number of elements per channel.
+    """
     total = counts.sum()
     slope = _like_image(inverse_deviation**2 * products / total, x)
     common = _like_image(sums / total, x) + (x - _like_image(mean, x)) * slope
@@ -146,7 +159,7 @@ _KERNELS: dict[str, Any] = {
 
 @handles(*_KERNELS)
 def synchronized(call: Call) -> Any:
-    """Run one of the kernels of SyncBatchNorm."""
+    """Run an operator that is one of the kernels of SyncBatchNorm."""
     gpu = call.common_gpu()
     kernel = _KERNELS[call.op.name]
     if not loses_values(call):
@@ -178,10 +191,10 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _with_all_ranks(machine: Machine, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return SyncBatchNorm's forward pass in which masks without values are true everywhere.
+    """Return `forward`, SyncBatchNorm's forward pass, changed to work without values.
 
-    The forward pass uses a mask to leave out ranks without samples. If the mask has no values,
-    each rank is assumed to have samples.
+    It uses a mask to leave out ranks without samples. If the mask has no values, each rank is
+    assumed to have samples.
     """
 
     def forward_of_all(*args: Any) -> Any:
