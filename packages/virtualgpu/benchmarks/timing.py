@@ -41,7 +41,7 @@ Figures = dict[str, float]  # milliseconds by name
 
 
 def run(program: str) -> dict:
-    """Return what the program writes when it runs on virtual H200s."""
+    """Run a program of benchmarks/timing on virtual H200s, and return its report."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "figures.json"
         options = [
@@ -94,7 +94,10 @@ def _times(report: dict, inside: str = "") -> Iterator[tuple[str, float]]:
 
 
 def compare(program: str, model: Figures, recorded: Figures) -> bool:
-    """Print the figures, and return whether they are within the bounds."""
+    """Print a program's figures on the model and as recorded.
+
+    Returns whether they are within the bounds.
+    """
     print(
         f"\n{program}.py on {PROGRAMS[program]} × "
         f"H200{'':38}{'model':>12}{'recorded':>12}{'ratio':>8}"
@@ -114,7 +117,7 @@ def compare(program: str, model: Figures, recorded: Figures) -> bool:
 
 
 def conclusions(program: str, of: Figures) -> Iterator[tuple[str, bool]]:
-    """Yield the conclusions that the figures support."""
+    """Yield (conclusion, whether the figures `of` support it) for a program."""
     if program == "micro":
         for size in (1 << 16, 1 << 20, 1 << 24, 1 << 27, 1 << 29):
             for kind in ("h2d", "d2h"):

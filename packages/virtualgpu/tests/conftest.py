@@ -22,9 +22,10 @@ def put_in_place() -> VirtualGPUs:
 
 
 def left_over() -> list[int]:
-    """Return the bytes allocated on each GPU, without the memory that CUDA's libraries keep.
+    """Return the bytes that are still allocated on each GPU.
 
-    If there are any, garbage is collected first.
+    The memory that CUDA's libraries keep does not count. If there are any, garbage is collected
+    first.
     """
 
     def held(index: int) -> int:

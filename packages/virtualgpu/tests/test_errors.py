@@ -99,7 +99,7 @@ def test_enough_of_the_catalogue_was_found():
 
 
 def is_in_library(name: str, words: bytes) -> bool:
-    """Return whether a library of the installed torch contains these words."""
+    """Return whether the library `name` of the installed torch contains these words."""
     library = next(
         (
             LIBRARIES / (name + ending)

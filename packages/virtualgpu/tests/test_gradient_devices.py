@@ -10,7 +10,10 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 
 class Sends(Function):
-    """Double the first input, and return its gradient on the second argument's device."""
+    """Function that doubles its input, and returns the gradient on a given device.
+
+    The device is the second argument.
+    """
 
     @staticmethod
     def forward(ctx, x, device, other=None):
@@ -23,7 +26,7 @@ class Sends(Function):
 
 
 class ToHost(Function):
-    """Function that copies to the host, and whose gradient is on the GPU."""
+    """Function that copies its input to the host. It returns its gradient on the GPU."""
 
     @staticmethod
     def forward(ctx, x):

@@ -70,7 +70,7 @@ def test_a_method_of_torch_tensor_answers_for_the_host_as_without_virtual_gpus()
 
 
 def outcome(method, *arguments):
-    """Return the text, device and dtype of a method's result, or its error."""
+    """Call a method, and return its result's text, device and dtype, or its error."""
     try:
         answer = method(*arguments)
     except (TypeError, RuntimeError) as error:

@@ -117,22 +117,29 @@ def host_of_the_other(other: dict, slower: float) -> Fitted:
 
 
 def host_of_functions(host: Fitted) -> Fitted:
-    """Return the time of each function of PyTorch outside kernels.
+    """Return the host's time of each function of PyTorch that is measured outside kernels.
 
-    The text of each says how it was found.
+    `host` has the constants fitted so far. The text of each new one says how it was found.
     """
     machines = json.loads(HOST_FUNCTIONS.read_text(encoding="utf-8"))
     runs = [run for machine in machines for run in machine["runs"]]
 
     def middle(group: str, name: str, part: str) -> float:
-        """Return the median over the runs that have this figure, in microseconds."""
+        """Return the median over the runs that have this figure, in microseconds.
+
+        `group`, `name` and `part` are its keys in the recording.
+        """
         return median(run[group][name][part] for run in runs if part in run[group].get(name, {}))
 
     def operator(name: str, part: str) -> float:
         return middle("operators", name, part)
 
     def further(longer: str, shorter: str, part: str) -> float:
-        """Return the median over the runs of the additional time of one operator over another."""
+        """Return by how many microseconds one operator takes longer than another.
+
+        It is the median over the runs. `longer` and `shorter` are the operators, and `part` is the
+        part of their time.
+        """
         rows = [run["operators"] for run in runs if longer in run["operators"]]
         return median(row[longer][part] - row[shorter][part] for row in rows)
 

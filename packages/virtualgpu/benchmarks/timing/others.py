@@ -63,7 +63,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def products() -> dict[str, Work]:
-    """Return matrix products whose shapes are no squares of powers of two."""
+    """Return matrix products whose shapes are not squares of powers of two, by name."""
     half, bfloat16 = torch.float16, torch.bfloat16
     work: dict[str, Work] = {}
     for name, (m, k, n), dtype in (
@@ -85,7 +85,7 @@ def products() -> dict[str, Work]:
 
 
 def passes() -> dict[str, Work]:
-    """Return work bound by memory."""
+    """Return work for the GPU that is bound by memory, by name."""
     x, y, row = normal(8192, 16384), normal(8192, 16384), normal(16384)
     half, flat, keys = x.half(), normal(1 << 26), normal(1 << 24)
     index = torch.randint(50_000, (1 << 17,), device="cuda")
@@ -116,7 +116,7 @@ def passes() -> dict[str, Work]:
 
 
 def images() -> dict[str, Work]:
-    """Return work of convolutional networks."""
+    """Return work of convolutional networks, by name."""
     x = normal(64, 64, 112, 112)
     narrow, wide = (
         nn.Conv2d(64, 64, 3, padding=1, device="cuda"),
@@ -139,7 +139,7 @@ def images() -> dict[str, Work]:
 
 
 def training() -> dict[str, Work]:
-    """Return training steps that keep the GPU busy."""
+    """Return training steps that keep the GPU busy, by name."""
     encoder, tokens = (
         nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True, device="cuda"),
         normal(32, 512, 1024),
@@ -176,7 +176,7 @@ def training() -> dict[str, Work]:
 
 
 def copies() -> dict[str, Work]:
-    """Return batches that come from the host while others are processed."""
+    """Return work that copies batches from the host while others are processed, by name."""
     batches = [torch.empty(24 << 20, dtype=torch.float32, pin_memory=True) for _ in range(4)]
     pageable = torch.zeros(24 << 20)
     weight, side = normal(4096, 4096), torch.cuda.Stream()
@@ -208,7 +208,7 @@ def copies() -> dict[str, Work]:
 
 
 def small() -> dict[str, Work]:
-    """Return work bound by its launches."""
+    """Return work that is bound by its launches, by name."""
     x = normal(64, 256)
     mlp = nn.Sequential(
         *(layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU()))

@@ -84,7 +84,10 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def add(self, *options: Option, **changes: Any) -> None:
-        """Add declared options. `changes` replace keyword arguments of all of them."""
+        """Add declared options to the parser.
+
+        `changes` replace keyword arguments of all of them.
+        """
         for each in options:
             names, settings = each.changed(**changes)
             self.add_argument(*names, **settings)

@@ -37,7 +37,10 @@ class SyncDebug:
         self._warned = False
 
     def set(self, mode: Any) -> None:
-        """Set the mode: 0 is silent, 1 warns and 2 raises. Raises RuntimeError for other modes."""
+        """Set the mode: 0 is silent, 1 warns and 2 raises an error at each implicit wait.
+
+        Raises RuntimeError for other modes.
+        """
         if not self._warned:
             self._warned = True
             _warn(PROTOTYPE)
@@ -56,7 +59,7 @@ class SyncDebug:
 
 
 def _warn(text: str) -> None:
-    """Warn at the line of Python code that called PyTorch."""
+    """Emit a warning with this text at the line of Python code that called PyTorch."""
     level = 2
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -39,15 +39,15 @@ class VirtualStorage(torch.UntypedStorage):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # the stubs call it an attribute
-        """The device of the memory."""
+        """The GPU of this storage, as a torch.device."""
         return self.memory.gpu.device
 
     def get_device(self) -> int:
-        """Return the index of the GPU."""
+        """Return the index of the GPU on which this storage is."""
         return self.memory.gpu.index
 
     def nbytes(self) -> int:
-        """Return the size in bytes."""
+        """Return the size of this storage in bytes."""
         if self._resized is None:
             return super().nbytes()
         return self._resized
@@ -55,7 +55,7 @@ class VirtualStorage(torch.UntypedStorage):
     size = __len__ = nbytes
 
     def data_ptr(self) -> int:
-        """Return the address on the virtual GPU."""
+        """Return the address of this storage on the virtual GPU."""
         return self.memory.address
 
     def is_shared(self) -> bool:
@@ -77,23 +77,23 @@ class VirtualStorage(torch.UntypedStorage):
         bytes_in(self)[index] = value
 
     def fill_(self, value: Any) -> "VirtualStorage":
-        """Set all bytes to a number."""
+        """Set all bytes of this storage to the number `value`, and return the storage."""
         bytes_in(self).fill_(value)
         return self
 
     def tolist(self) -> list[int]:
-        """Return the bytes as a list. The host waits for them."""
+        """Return the bytes of this storage as a list. The host waits for them."""
         return bytes_in(self).tolist()
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.tolist())
 
     def _write_file(self, *args: Any) -> None:
-        """Write the bytes to a file, as `torch.save` does in its old format."""
+        """Write the bytes of this storage to a file, as `torch.save` does in its old format."""
         self.cpu()._write_file(*args)
 
     def clone(self) -> "VirtualStorage":
-        """Return a copy on the same GPU."""
+        """Return a copy of this storage on the same GPU."""
         gpu = self.memory.gpu
         if self.memory.kept is None:
             return _storage_of(empty_without_values(gpu, (self.nbytes(),), (1,), torch.uint8))
@@ -124,15 +124,16 @@ class VirtualStorage(torch.UntypedStorage):
         return self
 
     def unshare(self) -> None:
-        """Copy bytes that a snapshot shares with this storage until one of the two is written.
+        """Copy the bytes that this storage shares with a snapshot.
 
-        PyTorch would forget this sharing when it resizes a storage.
+        They are shared until one of the two is written to. PyTorch would forget this when it
+        resizes a storage.
         """
         if self.memory.kept is not None:
             super().data_ptr()
 
     def cpu(self) -> torch.UntypedStorage:
-        """Return a copy on the host, which waits for it.
+        """Return a copy of this storage on the host. The host waits for it.
 
         Raises RuntimeError if the values were not kept.
         """
@@ -196,7 +197,7 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The tensor's GPU as a device."""
+        """The GPU of this tensor, as a torch.device."""
         return self._gpu.device
 
     if TYPE_CHECKING:
@@ -204,11 +205,11 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
         def untyped_storage(self) -> VirtualStorage: ...
 
     def get_device(self) -> int:
-        """Return the index of the GPU."""
+        """Return the index of the GPU on which this tensor is."""
         return self._gpu.index
 
     def data_ptr(self) -> int:
-        """Return the address on the virtual GPU, which is the same in every run."""
+        """Return the address of this tensor on the virtual GPU, which is the same in every run."""
         address = memory_of(self).address
         if not address:
             return 0
@@ -217,7 +218,7 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
     const_data_ptr = data_ptr
 
     def apply_(self, function: Any) -> Any:
-        """Raise TypeError, as on CUDA."""
+        """Raise TypeError, because only tensors on the CPU have this method, as on CUDA."""
         raise TypeError("apply_ is only implemented on CPU tensors")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -241,7 +242,10 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
         return object.__format__(self, specification)
 
     def tolist(self) -> Any:
-        """Return the values as a number or as nested lists. The host waits for them."""
+        """Return the values of this tensor as a number or as nested lists.
+
+        The host waits for them.
+        """
         return self.cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -274,11 +278,11 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
         return self.to(other)
 
     def is_shared(self) -> bool:
-        """Return True, as CUDA tensors do."""
+        """Return True, because a tensor on CUDA always counts as shared."""
         return True
 
     def share_memory_(self) -> "VirtualTensor":
-        """Return the tensor, because CUDA tensors are always shared."""
+        """Return this tensor unchanged, because a tensor on CUDA is always shared."""
         return self
 
     def is_pinned(self, device: Any = None) -> bool:
@@ -286,7 +290,7 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
         return False
 
     def pin_memory(self, device: Any = None) -> Any:
-        """Raise RuntimeError, as on CUDA."""
+        """Raise RuntimeError, as on CUDA, because only memory of the host can be page-locked."""
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
 
     def new(self, *args: Any, device: Any = None) -> torch.Tensor:  # type: ignore[override]
@@ -383,7 +387,10 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 
 def mark_written(tensor: torch.Tensor) -> None:
-    """Note that the last launch of a stream without access logs has written the tensor."""
+    """Note that the last launch on the current stream has written to the tensor.
+
+    This is for streams whose operators the race detector does not compare.
+    """
     memory = memory_of(tensor)
     memory.writer = unwatched(memory.gpu)
     memory.written = 0 if memory.writer is None else memory.writer.count
@@ -392,9 +399,9 @@ def mark_written(tensor: torch.Tensor) -> None:
 def allocate_on(
     gpu: Gpu, storage: torch.UntypedStorage, kept: bool = True, allocated: bool = True
 ) -> Memory:
-    """Give a storage memory of the GPU, and return the memory.
+    """Turn a storage of the host into a storage on `gpu`, and return its memory.
 
-    `kept` says whether the storage has values, and `allocated` whether it gets a block.
+    `kept` says whether the storage has values, and `allocated` whether it gets a memory block.
     """
     nbytes = storage.nbytes()
     block = gpu.allocate(nbytes) if allocated else None
@@ -411,13 +418,13 @@ def send_to(gpu: Gpu, storage: torch.UntypedStorage) -> None:
 
 
 def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
-    """Attach the memory to `storage`, which becomes a storage on the GPU."""
+    """Attach `memory` to `storage`, which becomes a storage on the memory's GPU."""
     storage.__class__ = VirtualStorage
     storage.__dict__["memory"] = memory
 
 
 def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
-    """Return a virtual tensor that shares the values of a plain tensor.
+    """Return a tensor on `gpu` that shares the values of a plain tensor.
 
     A view uses the memory of its storage. Otherwise new memory of the GPU is allocated.
     """
@@ -456,7 +463,7 @@ def tensors(*arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def span_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of the smallest storage that holds a tensor of this size and stride."""
+    """Return the bytes of the smallest storage for a tensor of this size, stride and dtype."""
     if not all(size):
         return 0
     elements = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))

@@ -16,9 +16,10 @@ _library = ctypes.PyDLL(torch._C.__file__)
 
 
 def _function(name: str, answer: Any, *arguments: Any) -> Callable[..., Any]:
-    """Look up a function of the guard by its compiled name in PyTorch's libraries.
+    """Return a C++ function of the TF32 guard, found by its compiled name in PyTorch's libraries.
 
-    If the compiler gave it another name, return a function that does nothing.
+    `answer` is the type of its result, and `arguments` are those of its arguments. If the compiler
+    gave it another name, return a function that does nothing.
     """
     try:
         function = getattr(_library, f"_ZN2at11NoTF32Guard{name}")

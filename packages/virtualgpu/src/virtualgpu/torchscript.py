@@ -42,10 +42,10 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
 
 
 def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call of a script, with a clear error if the script copies a tensor to a GPU.
+    """Return `call`, which runs a script, changed to explain why a script cannot copy to a GPU.
 
-    C++ asks the real driver before it copies. If a real GPU exists, the copy goes to the virtual
-    GPU.
+    It then raises NotImplementedError. C++ asks the real driver before it copies. If a real GPU
+    exists, the copy goes to the virtual GPU.
     """
 
     @wraps(call)
@@ -61,7 +61,7 @@ def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.jit.trace` or `trace_module`, which refuse tensors on GPUs.
+    """Return `trace`, which is `torch.jit.trace` or `trace_module`, changed to refuse GPU tensors.
 
     The virtual GPU's own calls on a tensor would be recorded in the graph.
     """
@@ -104,7 +104,10 @@ def apply(
 
 
 def loading(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.jit.load`, which reads a script on the CPU and can move it to a GPU."""
+    """Return a replacement of `torch.jit.load`, which is the function `load`.
+
+    It reads a script on the CPU and can move it to a GPU.
+    """
 
     @wraps(load)
     def load_to(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -19,12 +19,18 @@ Show = Callable[[warnings.WarningMessage], None]
 
 
 def replacements(machine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in Python."""
+    """Yield (object, new attributes by name) for each object of Python to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield warnings, {"_showwarnmsg": _shows_at_caller(warnings._showwarnmsg)}  # type: ignore
 
 
 def _shows_at_caller(show: Show) -> Show:
-    """Return Python's function that shows a warning, with lines of the kit replaced."""
+    """Return `show`, Python's function that shows a warning, changed to name the caller's line.
+
+    A warning that names a line of the kit is issued again for the line that called the kit.
+    """
 
     def show_at_caller(message: warnings.WarningMessage) -> None:
         if not front_end.is_ours(message.filename):
@@ -56,7 +62,7 @@ def _shows_at_caller(show: Show) -> Show:
 
 
 def _frame(message: warnings.WarningMessage) -> FrameType | None:
-    """Return the frame whose line the warning names, or None."""
+    """Return the stack frame whose line the warning names, or None."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_lineno == message.lineno and frame.f_code.co_filename == message.filename:

@@ -7,7 +7,7 @@ GiB = 1 << 30
 
 
 class Streams:
-    """An event source whose streams are busy until the test says otherwise."""
+    """An event source for the allocator. A stream is busy or idle as the test says."""
 
     def __init__(self):
         self.busy = set()
@@ -24,9 +24,10 @@ class Streams:
         self.busy.discard(stream)
 
     def synchronized_by(self, action, block, size):
-        """Synchronize what a driver call waits for.
+        """Finish the streams' work for which a driver call waits.
 
-        cudaFree waits for the whole device, and unmapping for the block's stream.
+        `action` is the allocator's action: cudaFree waits for the whole device, and unmapping for
+        the block's stream.
         """
         if action == "segment_free":
             self.busy.clear()
@@ -39,7 +40,7 @@ def allocator(total=16 * GiB, conf="", **options):
 
 
 def figure(memory, key):
-    """Return a statistic by its name in `torch.cuda.memory_stats`."""
+    """Return the value of a statistic of the allocator, by its key in `torch.cuda.memory_stats`."""
     value = memory.stats()
     for part in key.split("."):
         value = value[part]

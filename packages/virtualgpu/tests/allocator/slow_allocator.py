@@ -26,7 +26,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Range:
-    """A segment, or a range of addresses to which memory can be mapped."""
+    """A segment of the slow allocator, or an address range to which memory can be mapped."""
 
     address: int
     small: bool
@@ -81,7 +81,7 @@ class SlowAllocator:
         return [(r, piece) for r in self.ranges for piece in r.pieces]
 
     def free_pieces(self, small, stream):
-        """Return the free pieces, sorted by size and then by address."""
+        """Return the free pieces of a pool and stream, sorted by size and then by address."""
         found = [
             (r, piece)
             for r, piece in self.all_pieces()
@@ -180,7 +180,11 @@ class SlowAllocator:
         raise AssertionError("1 1/8 of the memory has room for all that fits into the memory")
 
     def map(self, r, run, size):
-        """Map pages from the front of the run until its mapped part is large enough."""
+        """Map pages from the front of the unused pieces `run` of the range `r`.
+
+        It stops when `size` bytes are mapped, and returns the range and its mapped piece. It
+        returns None if the device is full.
+        """
         mapped = 0
         for piece in run:
             if mapped >= size:
@@ -275,7 +279,7 @@ class SlowAllocator:
         self.addresses.give_back(r.address, r.mapped)
 
     def figures(self):
-        """Return the current value of every statistic, by pool."""
+        """Return the current value of every statistic of the allocator, by pool."""
         found = {}
         for name, pools in {
             "all": (True, False),
@@ -307,9 +311,10 @@ class SlowAllocator:
         return found
 
     def layout(self):
-        """Return the pool, stream and pieces of every segment.
+        """Return (whether small, stream, first address, pieces) of every segment.
 
-        An expandable segment has each mapped stretch at its offset in the range.
+        Each mapped stretch of an expandable segment is a segment, and its addresses count from the
+        start of the address range.
         """
         names = {
             "allocated": "active_allocated",

@@ -83,7 +83,10 @@ def written(conf):
 
 
 def layout_of(fast):
-    """Return the layout as SlowAllocator.layout does, with expandable ranges at address 0."""
+    """Return the layout of the fast allocator in the form of `SlowAllocator.layout`.
+
+    Addresses in an expandable segment count from the start of its address range.
+    """
     found = []
     for segment in fast.segments():
         moved = fast_range(fast, segment["address"]).address if segment["is_expandable"] else 0

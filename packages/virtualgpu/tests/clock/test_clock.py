@@ -378,7 +378,7 @@ def test_another_device_is_not_waited_for():
 
 
 def fill(clock: Clock, stream: StreamTime, launches: int = QUEUE_LENGTH) -> None:
-    """Queue launches of one second each, without host time."""
+    """Queue `launches` launches of one second each on a stream, without host time."""
     for _ in range(launches):
         clock.launch(stream, 1.0, 0.0)
 

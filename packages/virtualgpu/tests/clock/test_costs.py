@@ -34,7 +34,10 @@ some_bytes = st.integers(0, 1 << 40)
 
 
 def recorded_for(prefix: str) -> list[str]:
-    """Return the ends of figures' names that begin with `prefix`, such as sizes of copies."""
+    """Return the names of recorded figures that begin with `prefix`, without the prefix.
+
+    The rest of a name is, for example, the size of a copy.
+    """
     return [name.removeprefix(prefix) for name in RECORDED | PEERS if name.startswith(prefix)]
 
 
@@ -43,7 +46,10 @@ def within(model: float, measured: float, factor: float) -> bool:
 
 
 def between_events(overhead: float, seconds: float) -> float:
-    """Return the time between two CUDA events around a launch on an idle GPU."""
+    """Return the seconds between two CUDA events around a launch on an idle GPU.
+
+    The launch takes `seconds` on the GPU, and the host continues after `overhead` seconds.
+    """
     clock, stream = Clock(), StreamTime(0)
     before = clock.record(stream, H200.event_seconds)
     clock.launch(stream, seconds, overhead)

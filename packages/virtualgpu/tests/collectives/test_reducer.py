@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("machine", "world")
 
 
 def let_go_of_works() -> None:
-    """Drop the works that nobody has waited for."""
+    """Drop the works of collectives for which nobody has waited."""
     torch.cuda.synchronize()
     gc.collect()
     dist.all_reduce(torch.ones(1, device="cuda"))

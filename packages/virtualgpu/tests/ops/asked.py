@@ -29,7 +29,10 @@ def asked(
 
 
 def recorded(work: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Return the result of `work`, which lives until after the recording, and the sizes."""
+    """Call `work` while its allocations are recorded, and return (its result, the sizes).
+
+    The result lives until after the recording.
+    """
     torch.cuda.memory._record_memory_history(max_entries=1000, context=None)
     try:
         result = work()

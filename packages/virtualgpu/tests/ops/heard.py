@@ -7,7 +7,7 @@ from virtualgpu.clock.machine_clock import Span, Wait
 
 
 def spans(work: Callable[[], object]) -> list[Span]:
-    """Return the work that ran on the GPUs during a function."""
+    """Return the launches on the GPUs that the clock reports while `work` runs."""
     heard: list[Span | Wait] = []
     clock, listener = hardware.machine().clock, heard.append
     clock.listen(listener)

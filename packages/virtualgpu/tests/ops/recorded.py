@@ -80,7 +80,10 @@ def recorded(prefixes: tuple[str, ...], every: int = 1) -> list:
 
 
 def sequences(case: dict) -> dict[str, list]:
-    """Return the allocations and frees, without segments and the libraries' workspaces."""
+    """Return the allocations and frees of a recorded case, by turn and pass ("cold forward").
+
+    Segments and the libraries' workspaces are left out.
+    """
     return {
         f"{turn} {way}": [
             [sign, size]

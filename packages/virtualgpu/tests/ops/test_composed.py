@@ -37,7 +37,7 @@ WORK = {
 
 
 def memory(work) -> tuple[int, int]:
-    """Return the bytes that the results hold, and the peak."""
+    """Call `work` and return (bytes that its results hold, peak bytes)."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

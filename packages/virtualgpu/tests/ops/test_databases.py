@@ -13,7 +13,10 @@ aten = torch.ops.aten
 
 
 def spread(*shape: int) -> torch.Tensor:
-    """Return the gradient of a sum, which has one number for all elements."""
+    """Return the gradient of a sum for an input of this shape.
+
+    All its elements are one number in memory.
+    """
     return torch.ones((), device="cuda").expand(shape)
 
 

@@ -24,7 +24,7 @@ def allocated() -> float:
 
 
 def message(run, *arguments, **keywords) -> str:
-    """Return the class and the first line of the error."""
+    """Call `run` with these arguments, and return the class and the first line of its error."""
     try:
         run(*arguments, **keywords)
     except Exception as error:

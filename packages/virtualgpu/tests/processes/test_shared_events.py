@@ -21,7 +21,7 @@ def waited(monkeypatch):
 
 
 def elsewhere(event):
-    """Return the same event in another process."""
+    """Return the same event as another process would open it."""
     address = event.ipc_handle().partition(b":")[2]
     return torch.cuda.Event.from_ipc_handle(
         event.device, (b"0:" + address).ljust(HANDLE_BYTES, b"\0")

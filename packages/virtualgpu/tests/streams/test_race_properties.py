@@ -59,7 +59,10 @@ class SlowSearch:
         )
 
     def touch(self, node: int, tensor: int, part: slice, writes: bool) -> bool:
-        """Note an access, and return whether an earlier one races with it."""
+        """Note an access of `node` to a part of a tensor.
+
+        Returns whether an earlier access races with it.
+        """
         mine = self.memory[tensor]
         raced = any(
             memory == mine
@@ -72,7 +75,10 @@ class SlowSearch:
         return raced
 
     def apply(self, action: tuple) -> bool:
-        """Perform an action, and return whether it races."""
+        """Perform an action of a random program.
+
+        Returns whether it races with an earlier action.
+        """
         kind, stream, tensor, part, event = action
         if kind == "write":
             self.values[tensor][PARTS[part]] += 1
@@ -98,7 +104,7 @@ class SlowSearch:
 
 
 class Program:
-    """Runs the same program on a virtual GPU."""
+    """A random program's state on a virtual GPU, which runs the same actions as the search."""
 
     def __init__(self, streams: list[torch.cuda.Stream]) -> None:
         torch.cuda.synchronize(0)

@@ -13,7 +13,7 @@ from virtualgpu import VirtualGPUs
 
 @contextmanager
 def fresh(gpus: int = 1) -> Iterator[VirtualGPUs]:
-    """Use a new machine, even if another one is in use."""
+    """Use a new virtual machine in the block. A machine that was in use is taken away."""
     virtualgpu.use(None)
     with virtualgpu.use(gpus=gpus, like="H200") as machine:
         yield machine

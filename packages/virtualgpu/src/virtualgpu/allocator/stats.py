@@ -109,16 +109,16 @@ class Stats:
         many = large.mallocs - large.completed
         little = small.malloc_bytes - small.completed_bytes
         much = large.malloc_bytes - large.completed_bytes
-        _note(peaks["active"], few, many)
-        _note(peaks["active_bytes"], little, much)
-        _note(
+        _raise_peaks(peaks["active"], few, many)
+        _raise_peaks(peaks["active_bytes"], little, much)
+        _raise_peaks(
             peaks["requested_bytes"],
             small.malloc_requested - small.completed_requested,
             large.malloc_requested - large.completed_requested,
         )
         if self._deferred:
-            _note(peaks["allocation"], few - small.pending, many - large.pending)
-            _note(
+            _raise_peaks(peaks["allocation"], few - small.pending, many - large.pending)
+            _raise_peaks(
                 peaks["allocated_bytes"], little - small.pending_bytes, much - large.pending_bytes
             )
 
@@ -133,12 +133,12 @@ class Stats:
     def note_split(self) -> None:
         """Update the peaks of inactive split blocks, after their number rose."""
         small, large = self._small, self._large
-        _note(
+        _raise_peaks(
             self._peaks["inactive_split"],
             small.split_blocks - small.unsplit_blocks,
             large.split_blocks - large.unsplit_blocks,
         )
-        _note(
+        _raise_peaks(
             self._peaks["inactive_split_bytes"],
             small.split_bytes - small.unsplit_bytes,
             large.split_bytes - large.unsplit_bytes,
@@ -147,12 +147,12 @@ class Stats:
     def note_reserved(self) -> None:
         """Update the peaks of segments and reserved bytes, after they rose."""
         small, large = self._small, self._large
-        _note(
+        _raise_peaks(
             self._peaks["segment"],
             small.segments - small.released_segments,
             large.segments - large.released_segments,
         )
-        _note(
+        _raise_peaks(
             self._peaks["reserved_bytes"],
             small.reserved_bytes - small.released_bytes,
             large.reserved_bytes - large.released_bytes,
@@ -226,7 +226,7 @@ def _figures(sums: tuple[int, int], forgotten: tuple[int, int], peak: int) -> di
     }
 
 
-def _note(peaks: list[int], few: int, many: int) -> None:
+def _raise_peaks(peaks: list[int], few: int, many: int) -> None:
     """Raise the peaks to at least the present values.
 
     `peaks` has the peak of both pools together, of the large pool and of the small pool. `few` is

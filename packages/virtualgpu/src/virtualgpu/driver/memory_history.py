@@ -41,13 +41,13 @@ def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dic
     chosen = pool[:2] if pool else NO_POOL
     segments: list[dict[str, Any]] = []
     for gpu in machine.gpus:
-        segments += _raw(gpu, gpu.allocator.segments(chosen))
+        segments += _with_raw_streams(gpu, gpu.allocator.segments(chosen))
     max_split_size = settings.max_split_size
     if max_split_size == UNLIMITED:
         max_split_size = -1
     return {
         "segments": segments,
-        "device_traces": [_raw(gpu, gpu.allocator.history()) for gpu in machine.gpus],
+        "device_traces": [_with_raw_streams(gpu, gpu.allocator.history()) for gpu in machine.gpus],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "max_split_size": max_split_size,
@@ -59,7 +59,7 @@ def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dic
     }
 
 
-def _raw(gpu: Gpu, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_raw_streams(gpu: Gpu, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries of a snapshot with CUDA's numbers for the streams.
 
     The allocator of `gpu` made the entries, with PyTorch's stream ids. In a real snapshot, "stream"

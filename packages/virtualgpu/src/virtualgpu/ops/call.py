@@ -408,7 +408,7 @@ class Operator:
         self.marks_written = False
 
     def in_place(self) -> Any:
-        """The overload of this operator that writes its result to its first argument."""
+        """Return the overload of this operator that writes its result to its first argument."""
         return getattr(getattr(torch.ops.aten, self.name + "_"), self.func._overloadname)
 
 

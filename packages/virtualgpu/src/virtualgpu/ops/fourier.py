@@ -25,7 +25,7 @@ aten = torch.ops.aten
 sums_in_float32(aten._fft_r2c, aten._fft_c2c, aten._fft_c2r, formats=OF_TWO_BYTES)
 
 
-def _gathered(x: Tensor, dims: Any) -> int:
+def _copied_bytes(x: Tensor, dims: Any) -> int:
     """Return the bytes of the copy that moves the transformed dimensions `dims` to the end.
 
     Returns 0 if a view can do this (`_exec_fft`). In half precision the last dimension must be
@@ -101,7 +101,7 @@ def transform(call: Call) -> Any:
         _use_plans(call, dims, several)
     if call.op.outs or not x.numel() or not dims:
         return operators.compute_or_into_given(call)
-    copy = _gathered(x, dims[-1:] if several else dims)
+    copy = _copied_bytes(x, dims[-1:] if several else dims)
 
     def plan(outputs: list[Any]) -> Plan:
         other = bytes_of(outputs[0]) if several else 0

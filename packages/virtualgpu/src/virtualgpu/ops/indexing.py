@@ -452,7 +452,7 @@ def index_put(call: Call) -> Any:
         before, counts, behind = places(x, indices)
         if accumulate:
             checks = not own and not unsafe
-            plan = (*before, *_accumulate(x, indices, counts, check=checks, behind=behind))
+            plan = (*before, *_accumulation_plan(x, indices, counts, check=checks, behind=behind))
         else:
             copies = restrided(indices)
             plan = (*before, *copies, *(-size for size in copies), *behind)
@@ -464,7 +464,7 @@ def index_put(call: Call) -> Any:
     return result
 
 
-def _accumulate(
+def _accumulation_plan(
     x: torch.Tensor, indices: Any, counts: list[int], check: bool, behind: Plan
 ) -> Plan:
     """Return the memory plan of `index_put` with accumulation (`index_put_with_sort_kernel`).

@@ -366,7 +366,7 @@ def cholesky_checked(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     """
     codes = 4 * _batch(x)
     factored = _cholesky(x, workspace(POTRF, n, item // 4))
-    return Out(0), codes, *factored, *_check(x), -codes
+    return Out(0), codes, *factored, *_check_plan(x), -codes
 
 
 @handles("cholesky_inverse")
@@ -424,7 +424,7 @@ def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     values = 2 * b * n * item
     computed = values, -values, values, -values, size, size, XGEEV, -XGEEV, -size
     joined = b * n, 1, -1, -b * n, -size
-    return *finite, 4 * b, Out(1), Out(0), *computed, *joined, *_check(x), -4 * b
+    return *finite, 4 * b, Out(1), Out(0), *computed, *joined, *_check_plan(x), -4 * b
 
 
 @_matrices("_cholesky_solve_helper", "cholesky_solve")
@@ -440,7 +440,7 @@ def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     return Out(0), factor, -factor
 
 
-def _check(x: Tensor) -> Plan:
+def _check_plan(x: Tensor) -> Plan:
     """Return the memory plan of `_linalg_check_errors` for the matrices `x`.
 
     In this operator the host reads whether any error code is set.
@@ -555,7 +555,7 @@ def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     """
     b, m, size = _batch(x), x.shape[-2], x.numel() * item
     less, more = min(m, n), max(m, n)
-    end = *_check(x), -4 * b
+    end = *_check_plan(x), -4 * b
     full: Plan = ()
     if m != n and more <= 32:  # the solver of small ones writes all columns of the larger side
         work = workspace(GESVD, more, item // 4)
@@ -598,7 +598,7 @@ def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     else:
         work = between(SYEVD_DOUBLE if item == 8 else SYEVD, n)
         turns = (work, -work) * b
-    return *outputs, 4 * b, *turns, *_check(x), -4 * b, -copy
+    return *outputs, 4 * b, *turns, *_check_plan(x), -4 * b, -copy
 
 
 def _together(x: Tensor) -> bool:
@@ -696,7 +696,7 @@ def least_squares(call: Call) -> Any:
 
     def plan(outputs: list[Any]) -> Plan:
         """Return the memory plan for these outputs. Empty residuals are not computed."""
-        end = *_check(x), -4 * b
+        end = *_check_plan(x), -4 * b
         residuals: Plan = ()
         if outputs[1].numel():
             residuals = (Out(1),)

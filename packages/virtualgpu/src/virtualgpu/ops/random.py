@@ -160,11 +160,11 @@ def multinomial(call: Call) -> Any:
         scan = cub.scan(n, x.itemsize) if rows == 1 else 0
         plan: Plan = (OUT, size, size, size, scan, -scan, -size, -size, -size)
     else:
-        plan = _without_replacement(gpu, x, rows, n, draws)
+        plan = _plan_without_replacement(gpu, x, rows, n, draws)
     return perform(call.with_arguments(x, draws, replacement, generator=generator), plan)
 
 
-def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:
+def _plan_without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:
     """Return the memory plan of `multinomial` without replacement.
 
     `x` holds `rows` rows of `n` probabilities. `draws` indices are drawn from each row.

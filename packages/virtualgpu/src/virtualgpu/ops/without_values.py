@@ -180,7 +180,7 @@ def _on_meta(call: Call) -> Any:
     except (IndexError, RuntimeError) as error:
         if torch.Tag.dynamic_output_shape in call.func.tags and "a meta tensor" in str(error):
             return None
-        raise _kernels_own(call, error) from None
+        raise _error_of_kernel(call, error) from None
 
 
 def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
@@ -200,7 +200,7 @@ def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
     return x
 
 
-def _kernels_own(call: Call, error: Exception) -> Exception:
+def _error_of_kernel(call: Call, error: Exception) -> Exception:
     """Return the error that the computing kernel raises for a call, in place of a meta kernel's.
 
     `error` is that of the meta kernel, which has other words. To find the right one, the computing

@@ -85,7 +85,7 @@ class UsageTable:
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """Claim memory in the block, while other processes must wait to claim theirs."""
+        """Claim memory in the block, while other processes wait to claim theirs."""
         lock = self._file.locked() if self._open else nullcontext()
         with lock:
             yield

@@ -214,7 +214,10 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def at(content: torch.Tensor, region: Region) -> torch.Tensor:
-    """Return the elements of a region of the storage of `content`, without a copy."""
+    """Return the elements of `region` without a copy.
+
+    `content` is a tensor with the storage to which the region belongs.
+    """
     empty = torch.empty(0, dtype=region.dtype, device="cpu")
     return plain_set(empty, content.untyped_storage(), *region[:3])
 

@@ -88,7 +88,10 @@ class Collectives:
     def _regions(
         self, flight: Flight, tensors: list[torch.Tensor]
     ) -> list[tuple[AccessLog, Region]]:
-        """Return the logs and regions of the tensors, and note their memory in `flight`."""
+        """Return (access log, region) for each region that the tensors of a collective use.
+
+        The memory is also noted in `flight`.
+        """
         by_log: dict[AccessLog, list[torch.Tensor]] = {}
         for x in tensors:
             log = self._races.log_of(x)

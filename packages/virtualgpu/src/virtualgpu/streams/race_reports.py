@@ -214,7 +214,10 @@ def _as_written(operator: str) -> str:
 
 
 def _read(line: UserLine | None) -> tuple[str, str]:
-    """Return the location and the source text of a line. Both are "" without a line."""
+    """Return (location, source text) of a line for a race report.
+
+    None is a line from before any stream was made, and has no text.
+    """
     if line is None:
         return "before any stream was made", ""
     read = SourceLine.read(*line)

@@ -24,7 +24,7 @@ class Waiter:
         self._wait: BlockedWait | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Wait for the lock, and return whether it was acquired."""
+        """Wait for this lock, and return whether it was acquired within `timeout` seconds."""
         if self._lock.acquire(blocking=False):
             return True
         if not blocking:
@@ -33,7 +33,7 @@ class Waiter:
             return self._lock.acquire(True, timeout)
 
     def release(self) -> None:
-        """Release the lock, and let the waiting thread ask for its turn."""
+        """Release this lock, and let the waiting thread ask for its turn."""
         self._lock.release()
         if self._wait is not None:
             self._scheduler.unblock(self._wait)
@@ -49,7 +49,7 @@ class Lock:
         self._waiting: deque[Waiter] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Wait for the lock, and return whether it was acquired."""
+        """Wait for this lock, and return whether it was acquired within `timeout` seconds."""
         if not blocking or timeout == 0:
             # Python reports a timeout that is given without blocking.
             return self._lock.acquire(blocking, timeout)
@@ -69,7 +69,7 @@ class Lock:
             raise
 
     def release(self) -> None:
-        """Give the lock to the thread that has waited longest, or release it."""
+        """Give this lock to the thread that has waited longest, or release it if none waits."""
         while True:
             try:
                 waiter = self._waiting.popleft()
@@ -82,7 +82,7 @@ class Lock:
                 return waiter.release()
 
     def locked(self) -> bool:
-        """Return whether a thread holds the lock."""
+        """Return whether a thread holds this lock."""
         return self._lock.locked()
 
     def __enter__(self) -> bool:
@@ -110,7 +110,7 @@ class SimpleQueue:
         self._guard = _thread.RLock()  # a finalizer may run inside
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Append an item."""
+        """Append an item to the queue. It never waits, so `block` and `timeout` have no effect."""
         with self._guard:
             self._items.append(item)
             self._hand_out()
@@ -155,24 +155,27 @@ class SimpleQueue:
                 waiter.release()
 
     def put_nowait(self, item: Any) -> None:
-        """Append an item."""
+        """Append an item to the queue without waiting."""
         self.put(item)
 
     def get_nowait(self) -> Any:
-        """Remove and return the first item. Raises queue.Empty if there is none."""
+        """Remove and return the first item of the queue. Raises queue.Empty if there is none."""
         return self.get(block=False)
 
     def empty(self) -> bool:
-        """Return whether there are no items."""
+        """Return whether the queue has no items."""
         return not self._items
 
     def qsize(self) -> int:
-        """Return the number of items."""
+        """Return the number of items in the queue."""
         return len(self._items)
 
 
 def _give_up(waiter: Waiter, waiting: deque[Waiter]) -> bool:
-    """Stop waiting. Return False if the waiter has already received a lock or an item."""
+    """Remove `waiter` from the threads that wait for a lock or an item.
+
+    Returns False if it has already received one.
+    """
     try:
         waiting.remove(waiter)
     except ValueError:

@@ -63,7 +63,7 @@ class Scheduler:
             return state
 
     def remove(self, state: ThreadState) -> None:
-        """Forget a thread that has ended or could not be started."""
+        """Forget the state of a thread that has ended or could not be started."""
         with self._lock:
             state.detach()
             if state not in self._threads:
@@ -81,7 +81,7 @@ class Scheduler:
                 self.remove(state)
 
     def has(self, state: ThreadState) -> bool:
-        """Return whether a thread takes turns."""
+        """Return whether the thread with this state takes turns."""
         return state in self._threads
 
     @contextmanager
@@ -134,14 +134,14 @@ class Scheduler:
         self._wait_for_turn(state)
 
     def _others_want_to_run(self) -> bool:
-        """Return whether a thread waits for its turn or is waking up."""
+        """Return whether another thread waits for its turn or is waking up."""
         for other in self._threads:
             if other.state in (State.WAITING, State.WAKING) or other.woke():
                 return True
         return False
 
     def _wait_for_turn(self, state: ThreadState) -> None:
-        """Wait until the calling thread, whose state this is, has its turn."""
+        """Wait until the calling thread has its turn. `state` is the state of this thread."""
         with self._lock:
             if state not in self._threads:
                 return
@@ -169,7 +169,10 @@ class Scheduler:
         state.begin_turn()
 
     def _sample_running(self, state: ThreadState) -> None:
-        """Sample the running thread if the waiting thread `state` is the sampler."""
+        """Sample the running thread, to see whether it waits and must be skipped.
+
+        `state` is the calling thread's state. Only one waiting thread, the sampler, does this.
+        """
         with self._lock:
             if self._sampler is None or self._sampler.state is not State.WAITING:
                 self._sampler = state
@@ -186,7 +189,10 @@ class Scheduler:
                 self._pass_on()
 
     def _go_on_without(self, state: ThreadState) -> None:
-        """Give the turn to another thread if the thread with this state has it."""
+        """Take the turn from the thread with this state, if it has the turn.
+
+        Another thread then gets it.
+        """
         if self.running is state:
             self._pass_on()
         self._choose_sampler()
@@ -269,7 +275,10 @@ class Scheduler:
         self._wait_for_turn(state)
 
     def unblock(self, wait: BlockedWait) -> None:
-        """Let the other threads wait until the unblocked thread has asked for its turn."""
+        """Let the other threads wait until the thread of `wait` has asked for its turn.
+
+        It is unblocked now.
+        """
         state = wait.state
         with self._lock:
             if state.wait is wait and state.state is State.BLOCKED:

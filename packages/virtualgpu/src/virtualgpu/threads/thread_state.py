@@ -64,7 +64,7 @@ class ThreadState:
         self.begin_turn()
 
     def attach(self) -> None:
-        """Note the thread's identity and clock. The thread itself must call this."""
+        """Store the identity and the processor clock of the calling thread in this state."""
         self.thread = _thread.get_ident()
         status = f"/proc/self/task/{_thread.get_native_id()}/stat"
         if hasattr(time, "pthread_getcpuclockid") and os.path.exists(status):
@@ -72,22 +72,22 @@ class ThreadState:
             self._processor = time.pthread_getcpuclockid(self.thread)
 
     def detach(self) -> None:
-        """Close the thread's file."""
+        """Close the file with which the thread was sampled."""
         if isinstance(self._status, int):
             os.close(self._status)
         self._status = None
 
     def begin_turn(self) -> None:
-        """Forget the samples of the last turn."""
+        """Forget the samples that were taken during the thread's last turn."""
         self._idle = self._same = 0
         self._start: float | None = None
         self._spent: float | None = None
 
     def _sample(self) -> tuple[bool, float]:
-        """Return whether the thread sleeps, and its processor time in seconds.
+        """Return (whether the thread sleeps, its processor time in seconds).
 
-        The time stays the same during one sleep. On systems other than Linux every sample shows
-        another sleep.
+        The processor time stays the same during one sleep. On systems other than Linux every sample
+        shows another sleep.
         """
         if self._status is None or self._processor is None:
             return True, math.nan
@@ -101,13 +101,13 @@ class ThreadState:
             return True, -1.0  # the thread has ended
 
     def woke(self) -> bool:
-        """Return whether the thread has woken up from the sleep because of which it was skipped."""
+        """Return whether a thread that was skipped during a sleep has woken up from it."""
         return self.state is State.ASLEEP and self._sample() != (True, self._spent)
 
     def stalled(self) -> State | None:
-        """Sample the running thread, and return the state because of which others skip it.
+        """Sample the running thread, and return the state in which others may skip it.
 
-        Return None while the others should wait for it.
+        Returns None while the others should wait for it.
         """
         asleep, spent = self._sample()
         if self._start is None or self._spent is None:
@@ -131,7 +131,10 @@ class ThreadState:
         return State.BLOCKED
 
     def _out_of_patience(self, times: int, computed: float) -> bool:
-        """Return whether the thread has reached `times` times a limit for sleep or computing."""
+        """Return whether the thread has slept or computed for `times` times a limit.
+
+        `computed` is the seconds of its computing without an operator.
+        """
         if self._same >= SAME_SLEEP * times or self._idle >= MOSTLY_ASLEEP * times:
             return True
         return computed >= BUSY_SECONDS * times

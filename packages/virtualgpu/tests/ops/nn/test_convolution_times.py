@@ -43,7 +43,10 @@ def test_with_channels_last_cudnns_take_about_as_long():
 
 
 def took(row: dict) -> dict[str, float]:
-    """Return milliseconds on a virtual H200 for the output and for each gradient."""
+    """Return the milliseconds of a recorded convolution on a virtual H200.
+
+    They are for the output and for each gradient, by name.
+    """
     x = torch.empty(row["shape"], device="cuda", dtype=getattr(torch, row["dtype"]))
     x = x.to(
         memory_format=torch.channels_last if row["last"] else torch.contiguous_format

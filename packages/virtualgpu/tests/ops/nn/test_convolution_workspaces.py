@@ -65,7 +65,7 @@ def test_peaks_of_layers_that_ran_on_an_h100():
 
 
 def peaks_of_layer(name):
-    """Return the peaks of a layer's forward pass and of its backward pass, in bytes."""
+    """Return the peak memory of a layer's forward pass and of its backward pass, in bytes."""
     kind, pair, *shape, precision = re.sub(r"[\[\],]", "", name).split()
     into, out = map(int, pair.split("-"))
     if kind == "transposed2":
@@ -86,7 +86,7 @@ def peaks_of_layer(name):
 
 
 def peak_of(work):
-    """Return the function's result, and its peak above the bytes allocated before."""
+    """Call `work` and return (its result, its peak memory above what was allocated before)."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

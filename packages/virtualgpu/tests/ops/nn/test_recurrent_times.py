@@ -23,7 +23,7 @@ def without_values():
 
 
 def _seconds(work) -> float:
-    """Return the seconds of the second of two runs."""
+    """Call `work` twice, and return the seconds of the second call on the machine's clock."""
     work()
     torch.cuda.synchronize()
     begin = virtualgpu.host_time()

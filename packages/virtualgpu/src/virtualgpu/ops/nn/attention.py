@@ -322,7 +322,7 @@ class Attention(torch.autograd.Function):
         causal, scale, chosen, kept, bias_needs_gradient, logarithms = ctx.settings
         gpu = q._gpu
         gpu.machine.selected.gpu = gpu
-        held = [scratch_tensor(gpu, size) for size in _copies(grad, out, chosen)]
+        held = [scratch_tensor(gpu, size) for size in _copied_bytes(grad, out, chosen)]
         grads = [_output(gpu, x, x.shape, chosen != "efficient") for x in (q, k, v)]
         bias = None
         if bias_needs_gradient:
@@ -441,7 +441,7 @@ def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Pla
     return ()
 
 
-def _copies(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
+def _copied_bytes(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
     """Return the bytes of the contiguous copies that the backward pass of attention makes.
 
     It may copy `grad`, the output's gradient, and `out`, the output. `chosen` is the backend.

@@ -307,7 +307,7 @@ class Recurrent(torch.autograd.Function):
         if not setup.has_biases:
             weight_grads = [weight_grad.clone() for weight_grad in weight_grads]
         del scratch, copies, flat
-        _inner_gradients(kept.inner, grads, (dx, *states, *weight_grads))
+        _write_gradients(kept.inner, grads, (dx, *states, *weight_grads))
         zeros.clear()
         work = Work(
             2 * sum(map(bytes_of, (x, out, *weights))),
@@ -589,7 +589,7 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, keeps_graph:
     return [y for y in plain if y is not None], results
 
 
-def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
+def _write_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
     """Compute the gradients of a recurrent network's inputs, and write them to `targets`.
 
     `inner` is what `_compute` has returned, and `grads` are the gradients of the results.
