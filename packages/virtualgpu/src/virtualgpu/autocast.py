@@ -113,7 +113,7 @@ class WeightCache:
         return cast
 
     def clear(self) -> None:
-        """Delete all copies, the newest first, as on an H200."""
+        """Delete all cached copies, the newest first, as on an H200."""
         while self._casts:
             self._casts.popitem()
 
@@ -294,7 +294,7 @@ def casting(choose: Callable[..., torch.dtype]) -> Callable[[Any], Callable[...,
 
 
 def with_float32_result(operator: Any) -> Callable[..., Any]:
-    """Return an autocast kernel that asks `operator` for a float32 result."""
+    """Return an autocast kernel that calls `operator` so that its result is float32."""
     names = [argument.name for argument in operator._schema.arguments]
     position = names.index("dtype")
     keyword_only = operator._schema.arguments[position].kwarg_only

@@ -194,7 +194,10 @@ class Gpu:
                 self.allocator.free(block)
 
     def open_context(self) -> None:
-        """Create the CUDA context, which takes memory, at the first use of the device."""
+        """Create the CUDA context of this process on the GPU, which takes memory.
+
+        This happens at the first use of the GPU. Later calls do nothing.
+        """
         if not self.context:
             self.context = True
             self._hold()

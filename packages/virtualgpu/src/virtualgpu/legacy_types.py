@@ -15,7 +15,10 @@ from virtualgpu.tensor import VirtualTensor
 
 
 class LegacyHostType(type):
-    """Metaclass of the replacements. Each is equal to the `original` type, which C++ defines."""
+    """Metaclass of the replacements for legacy tensor types.
+
+    Each replacement is equal to the `original` type, which C++ defines.
+    """
 
     original: Any
 

@@ -626,11 +626,11 @@ class StreamEvents:
         self._streams = streams
 
     def record(self, stream: int) -> EventTime:
-        """Return an event at the end of the work queued on the stream."""
+        """Return an event at the end of the work queued so far on the stream with this id."""
         return self._clock.record(self._streams[stream])
 
     def done(self, event: EventTime) -> bool:
-        """Return whether the event has happened."""
+        """Return whether the event has happened, that is, all work before it is done."""
         return self._clock.query(event, 0.0)
 
     def wait(self, event: EventTime) -> None:

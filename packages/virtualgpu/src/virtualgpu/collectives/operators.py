@@ -242,7 +242,10 @@ def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -
 
 @_operator("allreduce_", "allreduce_coalesced_")
 def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of an all-reduce of each tensor of the call."""
+    """Return the transfer of an all-reduce of each tensor of the call.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     given = call.argument("tensors")
     op, name, before, after = _reduction(call, group)
     values = list(map(before, private(given, group)))
@@ -267,7 +270,10 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("reduce_")
 def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of a reduction of one tensor to the root rank."""
+    """Return the transfer of a reduction of one tensor to the root rank.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     (given,), root = call.argument("tensors"), call.argument("root_rank")
     op, name, before, after = _reduction(call, group)
     values = list(map(before, private([given], group)))
@@ -292,7 +298,10 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("broadcast_")
 def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of a broadcast of each tensor from the root rank."""
+    """Return the transfer of a broadcast of each tensor from the root rank.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     given, root = call.argument("tensors"), call.argument("root_rank")
     values = private(given, group)
     options = _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)
@@ -394,7 +403,10 @@ def _gathering(
 
 @_operator("_allgather_base_", "allgather_into_tensor_coalesced_")
 def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of an all-gather of each input into one output tensor."""
+    """Return the transfer of an all-gather of each input into one output tensor.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
     pairs = list(zip(sources, outputs, strict=True))
     if any(output.dtype != source.dtype for source, output in pairs):
@@ -421,13 +433,19 @@ def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("allgather_")
 def _all_gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of an all-gather into lists of tensors, with a list for each input."""
+    """Return the transfer of an all-gather into lists of tensors, with a list for each input.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     return _gathering(group, call.argument("input_tensors"), call.argument("output_tensors"))
 
 
 @_operator("allgather_coalesced_")
 def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of an all-gather into lists of tensors, with a list for each rank."""
+    """Return the transfer of an all-gather into lists of tensors, with a list for each rank.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     by_rank = call.argument("output_lists")
     by_input = [list(parts) for parts in zip(*by_rank, strict=True)]
     return _gathering(group, call.argument("input_list"), by_input)
@@ -438,6 +456,8 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Return the transfer of a reduce-scatter of whole tensors.
 
     Gloo adds their parts in another order than those of lists.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
     """
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
     pairs = list(zip(sources, outputs, strict=True))
@@ -474,6 +494,8 @@ def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Return the transfer of a reduce-scatter of lists of tensors.
 
     Each output gets the reduction of the tensors that all ranks have for this rank.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
     """
     sources, outputs = call.argument("input_tensors"), call.argument("output_tensors")
     op, name, before, after = _reduction(call, group)
@@ -510,7 +532,10 @@ def _check_length(name: str, kind: str, tensors: list[Tensor], is_root: bool, gr
 
 @_operator("scatter_")
 def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of a scatter of the root's tensors, one to each rank."""
+    """Return the transfer of a scatter of the root's tensors, one to each rank.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
     is_root = group.rank() == root
     sources = []
@@ -546,7 +571,10 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("gather_")
 def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of a gather of one tensor of each rank at the root."""
+    """Return the transfer of a gather of one tensor of each rank at the root.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     sources, root = call.argument("input_tensors"), call.argument("root_rank")
     is_root = group.rank() == root
     outputs = []
@@ -588,6 +616,8 @@ def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Return the transfer of an all-to-all of one tensor, whose rows are split among the ranks.
 
     Raises RuntimeError for sizes that do not fit (`checkSplitSizes` of c10d's Utils.hpp).
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
     """
     output, source = call.argument("output"), call.argument("input")
     splits = list(call.argument("output_split_sizes")), list(call.argument("input_split_sizes"))
@@ -618,7 +648,10 @@ def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("alltoall_")
 def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of an all-to-all of lists, which have a tensor for each rank."""
+    """Return the transfer of an all-to-all of lists, which have a tensor for each rank.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     outputs, sources = call.argument("output_tensors"), call.argument("input_tensors")
     output_sizes, source_sizes = [x.numel() for x in outputs], [x.numel() for x in sources]
     values = private(sources, group)
@@ -645,6 +678,8 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Return the transfer of a send to another rank.
 
     In a batch, a rank may also send to itself. Gloo cannot do this, so the group keeps the values.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
     """
     given, target, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
     values = private(given, group)
@@ -671,7 +706,10 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("recv_")
 def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of receiving a tensor from another rank."""
+    """Return the transfer of receiving a tensor from another rank.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     given, source, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
     values = private(given, group)
     from_itself = source == group.rank()
@@ -712,7 +750,10 @@ def _receive_from_any(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("barrier")
 def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Return the transfer of a barrier, which in NCCL is an all-reduce of 4 bytes."""
+    """Return the transfer of a barrier, which in NCCL is an all-reduce of 4 bytes.
+
+    `call` has the arguments of the operator, and `group` is this rank's part of the process group.
+    """
     group.barrier_tensor = call.argument("tensor")
     return Transfer(
         "all_reduce", "barrier()", 4, [], [], start=lambda: [group.barrier(c10d.BarrierOptions())]

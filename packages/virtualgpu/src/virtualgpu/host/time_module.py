@@ -30,7 +30,10 @@ _SITE_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each changed object of Python's library, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of Python's library to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     real_sleep = time.sleep
 
     @functools.wraps(real_sleep)  # pickle finds the function by this name

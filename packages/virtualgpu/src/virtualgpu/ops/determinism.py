@@ -148,7 +148,7 @@ def require_fixed_workspaces() -> None:
 
 
 def _say(words: str) -> None:
-    """Raise RuntimeError with this text, or warn if PyTorch is set to warn only."""
+    """Raise RuntimeError with the text `words`, or warn if PyTorch is set to warn only."""
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(words)
     warn_as_cpp(words)

@@ -271,7 +271,10 @@ class Attention(torch.autograd.Function):
         scale: float,
         chosen: str,
     ) -> Tensor:
-        """Return the attention's output. `chosen` is "cudnn", "flash" or "efficient"."""
+        """Compute the attention's output, and keep what the backward pass needs.
+
+        `chosen` is the backend: "cudnn", "flash" or "efficient".
+        """
         gpu = q._gpu  # type: ignore[attr-defined]
         gpu.machine.require_alive()
         gpu.machine.selected.gpu = gpu

@@ -231,7 +231,10 @@ def _only_on_cpu(can_use: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _shapes(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text unless the tensors have four dimensions and are not empty."""
+    """Return an error text unless the tensors have four dimensions and are not empty.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     q, k, v = attention[:3]
     if not q.dim() == k.dim() == v.dim() == 4:
         return (
@@ -244,7 +247,10 @@ def _shapes(attention: Attention, capability: Capability) -> str | None:
 
 
 def _dense(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text unless the tensors and the mask have a contiguous last dimension."""
+    """Return an error text unless the tensors and the mask have a contiguous last dimension.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     q, k, v, mask = attention[:4]
     if all(x is None or x.stride(-1) == 1 for x in (q, k, v, mask)):
         return None
@@ -283,12 +289,18 @@ def _wrong_dtype(given: tuple[torch.dtype, ...], allowed: tuple[torch.dtype, ...
 
 
 def _half_precision(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text unless the dtype is float16 or, from Ampere on, bfloat16."""
+    """Return an error text unless the dtype is float16 or, from Ampere on, bfloat16.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     return _dtype(attention, HALF if capability >= (8, 0) else (torch.float16,))
 
 
 def _half_or_float32(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text unless the dtype is float16, float32 or, from Ampere on, bfloat16."""
+    """Return an error text unless the dtype is float16, float32 or, from Ampere on, bfloat16.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     if capability < (8, 0):
         return _dtype(attention, (torch.float16, torch.float32))
     return _dtype(attention, (torch.float16, torch.float32, torch.bfloat16))
@@ -315,14 +327,20 @@ def _widths(attention: Attention) -> str:
 
 
 def _cudnn_mask(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text if the mask requires a gradient, which cuDNN does not compute."""
+    """Return an error text if the mask requires a gradient, which cuDNN does not compute.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     if attention.mask is not None and attention.mask.requires_grad:
         return "cuDNN attention does not compute the gradient of attn_mask."
     return None
 
 
 def _cudnn_widths(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text for widths that are too large for cuDNN or no multiples of 8."""
+    """Return an error text for widths that are too large for cuDNN or no multiples of 8.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     widths = attention.query.shape[3], attention.value.shape[3]
     limit = 128
     if capability >= (9, 0):
@@ -335,7 +353,10 @@ def _cudnn_widths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _cudnn_lengths(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text for one query with one key, or one query with dropout."""
+    """Return an error text for one query with one key, or one query with dropout.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     queries, keys = attention.query.shape[2], attention.key.shape[2]
     if queries == 1 and keys == 1:
         return "cudnn SDPA does not support key/value sequence length 1."
@@ -345,14 +366,20 @@ def _cudnn_lengths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _flash_mask(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text if there is a mask."""
+    """Return an error text if there is a mask.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     if attention.mask is None:
         return None
     return "Flash Attention does not support non-null attn_mask."
 
 
 def _flash_widths(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text for widths that differ or are larger than 256."""
+    """Return an error text for widths that differ or are larger than 256.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     q, k, v = (x.shape[3] for x in attention[:3])
     if q == k == v and q <= 256:
         return None
@@ -363,7 +390,10 @@ def _flash_widths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _flash_causal(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text for causal attention if the numbers of queries and keys differ."""
+    """Return an error text for causal attention if the numbers of queries and keys differ.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     queries, keys = attention.query.shape[2], attention.key.shape[2]
     if not attention.causal or queries == keys:
         return None
@@ -375,7 +405,10 @@ def _flash_causal(attention: Attention, capability: Capability) -> str | None:
 
 
 def _efficient_widths(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text unless the widths are multiples of the dtype's alignment."""
+    """Return an error text unless the widths are multiples of the dtype's alignment.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     alignment = 1
     if attention.query.dtype in HALF:
         alignment = 8
@@ -390,7 +423,10 @@ def _efficient_widths(attention: Attention, capability: Capability) -> str | Non
 
 
 def _efficient_heads(attention: Attention, capability: Capability) -> str | None:
-    """Return an error text if the batches or the numbers of heads differ."""
+    """Return an error text if the batches or the numbers of heads differ.
+
+    Returns None if there is no error. `capability` is the compute capability of the GPU.
+    """
     q, k, v = (x.shape for x in attention[:3])
     if not attention.gqa and q[:2] == k[:2] == v[:2]:
         return None

@@ -296,7 +296,7 @@ def _formula(fields: dict[str, Any]) -> Formula:
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, dict[str, list[list[int]]]]:
-    """Return the recorded lines over the batch, by layer and by size of the input."""
+    """Return the table of recorded workspaces: lines over the batch, by layer and by input size."""
     lines: dict[str, dict[str, list[list[int]]]] = _profile("cudnn_convolution_h200.json")["lines"]
     return lines
 

@@ -296,7 +296,10 @@ class _RmsNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float
     ) -> torch.Tensor:
-        """Return the normalized tensor, and keep the statistics for the backward pass."""
+        """Normalize `x` over its last dimensions, whose sizes are `shape`, and return the result.
+
+        The statistics are kept for the backward pass.
+        """
         rows = x.shape[: x.dim() - len(shape)]
         statistics = (*rows, *(1 for _ in shape))
 
