@@ -18,9 +18,9 @@ from virtualgpu.source_lines import is_users
 def with_phases(
     recorded: Iterable[MemoryEvent], noted: list[NotedPhase], end: float, stacks: list[Stack]
 ) -> tuple[Events, list[Phase]]:
-    """Return the events, each with a stack, and all phases.
+    """Return the events, each with the number of its stack, and all phases in order of time.
 
-    Phases that have not ended last until `end`, in seconds.
+    Phases in `noted` that have not ended last until `end`, in seconds.
     """
     noted = list(noted)  # a copy, because another thread may add a phase
     phases = []
@@ -82,7 +82,10 @@ def with_allocators_streams(execution: Execution, events: Events) -> Execution:
                 taken.add(handle)
 
     def handles_of(devices: np.ndarray, streams: np.ndarray) -> np.ndarray:
-        """Return the handles of some streams."""
+        """Return the allocator's stream handles for these streams of CUPTI.
+
+        Both arrays have an entry per span: its device and its stream.
+        """
         pairs = zip(devices.tolist(), streams.tolist(), strict=True)
         return np.array([same.get(pair, pair[1]) for pair in pairs], np.int64)
 
@@ -113,7 +116,10 @@ def with_lines(
     stack_of_phase = np.array([0, *(phase.stack for phase in phases)], np.int32)
 
     def better(stack: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Return the stacks, with those of the phases where no line is the user's."""
+        """Replace each stack that has no line of the user's with the stack of its phase.
+
+        `times` says when the work of each stack was launched.
+        """
         phase = phase_of(phases, times)
         of_phase = stack_of_phase[phase + 1]
         guessed = of_phase
@@ -135,10 +141,10 @@ def with_lines(
 def with_marks(
     execution: Execution, phases: list[Phase], noted: list[NotedMark], end: float
 ) -> Execution:
-    """Note which spans a backward pass launched, and the parts that the program's author has named.
+    """Note which spans a backward pass launched, and add the marks that the user's code made.
 
-    A mark that has not ended lasts until `end`, in seconds. It is left out for devices on which
-    nothing was launched in it.
+    A mark that has not ended lasts until `end`, in seconds. A mark is left out for devices on which
+    nothing was launched during it.
     """
     spans = execution.spans
     launched = launch_times(spans)

@@ -44,14 +44,7 @@ _MAKES_BUCKETS = {"_ddp_init_helper", "_pre_forward"}
 
 
 def held(objects: list[Any], living: Living) -> CategoryAt:
-    """Return the categories of the storages that are alive, by what holds them.
-
-    The category is OTHER if no holder shows what the storage is for.
-
-    Args:
-        objects: the objects that the garbage collector tracks, or the relevant ones of them.
-        living: the storages and links that were found from these objects.
-    """
+    """Return the category of each storage that is alive, from the objects that hold it."""
     gradients = {id(gradient) for _, gradient, how in living.links if how == "grad"}
     buffers: set[int] = set()
     for module in of_kind(objects, torch.nn.Module):
@@ -161,7 +154,7 @@ def _by_phase(
 
 
 def _makes_parameters(stack: Stack) -> bool:
-    """Return whether a stack makes the parameters of a module."""
+    """Return whether the calls in a stack make the parameters of a module."""
     for line in stack:
         in_module = "/nn/modules/" in line.filename.replace("\\", "/")
         if in_module and line.function in _MAKES_PARAMETERS:
@@ -170,7 +163,7 @@ def _makes_parameters(stack: Stack) -> bool:
 
 
 def _makes_buckets(stack: Stack) -> bool:
-    """Return whether a stack makes the buckets of DistributedDataParallel."""
+    """Return whether the calls in a stack make the buckets of DistributedDataParallel."""
     if not stack or stack[0].function not in _MAKES_BUCKETS:
         return False
     return stack[0].filename.replace("\\", "/").endswith("/nn/parallel/distributed.py")

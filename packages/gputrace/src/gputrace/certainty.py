@@ -11,7 +11,10 @@ HOST_SPEED = "host"  # entry of a trace's origin: the time of the host's work, i
 
 
 def certainty(trace: "TraceData") -> str:
-    """Return a sentence on what a virtual time depends on. It is "" for measured times."""
+    """Return a sentence that says what the virtual times of a trace depend on.
+
+    Return "" if the times were measured on a real GPU.
+    """
     if not trace.is_virtual or trace.no_timeline or not trace.end:
         return ""
     worked = max(trace.busy(device) for device in trace.devices) / trace.end

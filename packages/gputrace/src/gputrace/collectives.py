@@ -36,7 +36,7 @@ class Collective:
 
 
 def collectives_of(trace: "TraceData") -> list[Collective]:
-    """Return the collectives that several devices ran together, in order of their end."""
+    """Return the collectives that several devices ran together, sorted by the time of their end."""
     spans = trace.spans
     together: dict[tuple, list[int]] = defaultdict(list)
     for index in np.flatnonzero(is_collective(spans)).tolist():

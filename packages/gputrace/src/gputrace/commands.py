@@ -120,13 +120,17 @@ def checked_files(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def command_line(options: argparse.Namespace, *before: str) -> str:
-    """Return the script and its arguments as one would type them, after the words `before`."""
+    """Return the command line of the script: the words `before`, the script and its arguments."""
     module = ["-m"] if options.module else []
     return shlex.join([*before, *module, options.script, *options.arguments])
 
 
 def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[], bool]) -> int:
-    """Run the command `trace`, and return its exit status."""
+    """Run the command `trace`, and return its exit status.
+
+    Messages begin with `name`. `prefers_virtual` returns whether the script runs on virtual GPUs
+    even if no option asks for them.
+    """
     from gputrace import report
 
     if options.compare is not None:
@@ -155,7 +159,10 @@ def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[],
 
 
 def _compare(options: argparse.Namespace, name: str) -> int:
-    """Write the page about two traces, print the finding, and return the exit status."""
+    """Compare the two traces that `--compare` names, and write a page about the changes.
+
+    Print the main change, and return the exit status. Messages begin with `name`.
+    """
     from gputrace import report
     from gputrace.trace import Trace
 
@@ -180,7 +187,7 @@ def _compare(options: argparse.Namespace, name: str) -> int:
 
 
 def _given_beside_compare(options: argparse.Namespace) -> list[str]:
-    """Return the arguments that `--compare` would not use, as one types them."""
+    """Return the given arguments that have no effect together with `--compare`."""
     given = {
         "--gpus": options.gpus,
         "--like": options.like,
@@ -199,7 +206,11 @@ def _given_beside_compare(options: argparse.Namespace) -> list[str]:
 
 
 def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[], bool]) -> None:
-    """Install virtual GPUs if the options ask for them or there is no real GPU, and say so."""
+    """Install virtual GPUs if the options ask for them or there is no real GPU, and print so.
+
+    The printed line begins with `name`. `prefers_virtual` returns whether to use virtual GPUs even
+    if no option asks for them.
+    """
     import torch
 
     wishes = (options.gpus, options.like, options.memory)
@@ -241,7 +252,10 @@ def add_fit(parser: CommandParser, name: str, start: "Start | None" = None) -> N
 
 
 def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
-    """Run the command `fit`, and return its exit status."""
+    """Run the command `fit`, and return its exit status.
+
+    Messages begin with `name`. `start` starts the processes in which the script runs.
+    """
     try:
         return _answer(options, name, start)
     except KeyboardInterrupt:  # also while torch is imported
@@ -250,13 +264,16 @@ def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
 
 
 def _answer(options: argparse.Namespace, name: str, start: "Start | None") -> int:
-    """Print what `fit` finds, and return the exit status."""
+    """Print the answer of `fit`, and return the exit status.
+
+    Messages begin with `name`. `start` starts the processes in which the script runs.
+    """
     from gputrace.fit import ScriptFailedError, Wish, answer
     from gputrace.fit.processes import afresh
     from virtualgpu.rank_variables import names_rank_variable
 
     def tell(said: Exception | str) -> None:
-        """Print a message, with the notes of an error."""
+        """Print a message or an error, with the notes that were added to the error."""
         notes = getattr(said, "__notes__", [])
         print("\n".join([f"{name}: {said}", *notes]), file=sys.stderr)
 

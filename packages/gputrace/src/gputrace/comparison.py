@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def tables(self) -> list[Table]:
-        """All tables that have rows."""
+        """All tables of the comparison that have rows."""
         every = (self.totals, self.memory, self.lines, self.kernels)
         return [table for table in every if table is not None and table.rows]
 
@@ -109,7 +109,10 @@ def _finding(before: "TraceData", after: "TraceData") -> str:
 def _change(
     what: str, before: float, after: float, text: Callable[[float], str], least: float = SMALLEST
 ) -> str:
-    """Return a text that says how a quantity changed."""
+    """Return a text that says how the quantity `what` changed.
+
+    `text` writes a value. A relative change below `least` counts as no change.
+    """
     if abs(after - before) <= least:
         return f"{what} is the same ({text(after)})"
     verb = "fell"
@@ -162,7 +165,10 @@ class _Keys:
             self.found[key], self._key_of[line] = line, key
 
     def sums(self, by_stack: Mapping[int, float]) -> dict[LineKey, float]:
-        """Add up a quantity that is known by stack, by line."""
+        """Add up a quantity for each line of the user's.
+
+        `by_stack` has the quantity for each stack number.
+        """
         sums: dict[LineKey, float] = defaultdict(int)
         for stack, value in by_stack.items():
             sums[self._key_of[self.trace.line(stack) or NO_LINE]] += value
@@ -170,7 +176,10 @@ class _Keys:
 
 
 def _seconds_by(trace: "TraceData", key_of: Callable[[int], Key]) -> dict[Key, float]:
-    """Return the devices' seconds by a key of each span. `key_of` takes the span's index."""
+    """Return the devices' seconds, summed over the spans with the same key.
+
+    `key_of` returns the key of a span, given the span's index.
+    """
     seconds: dict[Key, float] = defaultdict(float)
     for index in np.flatnonzero(trace.spans.device != HOST).tolist():
         seconds[key_of(index)] += float(trace.spans.duration[index])
@@ -199,7 +208,10 @@ _TIME_TEXTS = units.time_text, signed_time
 
 
 def _diff(before: float, after: float, text: Callable[[float], str]) -> str:
-    """Write a change with its sign and its share of the value before."""
+    """Write the change of a value with its sign, and as a share of the value before.
+
+    `text` writes a value without a sign.
+    """
     change = text(after - before)
     if before and after != before:
         change += f" ({(after - before) / before:+.0%})"
@@ -246,7 +258,10 @@ def _table(
 
 
 def _place(was: SourceLine | None, now: SourceLine | None) -> str:
-    """Return where a line is, and where it was before if that differs."""
+    """Return the location of a line in the new trace, and its old location if that differs.
+
+    `was` is the line in the old trace, and `now` the line in the new one. Either may be None.
+    """
     if NO_LINE in (was, now):
         return NONE_OF_YOURS
     if now is None:

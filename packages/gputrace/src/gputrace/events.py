@@ -86,7 +86,10 @@ class StackTable:
         return self._number(lines)
 
     def _number(self, key: tuple) -> int:
-        """Return the number of a stack, and give it the next number if it has none."""
+        """Return the number of a stack, and assign the next number if the stack is new.
+
+        `key` identifies the stack.
+        """
         number = self._numbers.get(key)
         if number is None:
             with self._lock:  # otherwise two threads could give it two numbers
@@ -105,7 +108,10 @@ class StackTable:
         return [_resolved(keys.get(number, ()), line) for number in range(max(keys) + 1)]
 
     def _line(self, identity: int, last: int) -> SourceLine:
-        """Return the source line of an instruction. `identity` is the id of its code object."""
+        """Return the source line of an instruction.
+
+        `identity` is the id of the code object, and `last` the offset of the instruction in it.
+        """
         code = self._codes[identity]
         line = code.co_firstlineno
         for start, end, number in code.co_lines():
@@ -116,7 +122,10 @@ class StackTable:
 
 
 def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
-    """Return the source lines of a stack, given the function that looks up one line."""
+    """Return the source lines of a stack.
+
+    `key` identifies the stack, and `line` looks up the source line of one of its calls.
+    """
     if not key or isinstance(key[0], SourceLine):
         return key
     lines = (line(identity, last) for identity, last in zip(key[::2], key[1::2], strict=True))
@@ -176,7 +185,7 @@ class Events:
         return map(MemoryEvent, *(getattr(self, name).tolist() for name in _RECORDED))
 
     def row(self, index: int) -> MemoryEvent:
-        """Return one event."""
+        """Return the event at this index."""
         return MemoryEvent(*(getattr(self, name)[index].item() for name in _RECORDED))
 
     @property

@@ -66,12 +66,12 @@ def of(trace: "TraceData") -> dict[str, Any]:
 
 
 def _word(name: str) -> dict[str, str]:
-    """Return the name and the meaning of a kind of spans, for the legend."""
+    """Return the name of a kind of spans and what it means, for the legend."""
     return {"name": name, "means": legend.SPANS[name]}
 
 
 def _look(look: dict[str, Any]) -> dict[str, Any]:
-    """Return the colour and the hatch of a matplotlib style."""
+    """Return the colour and the hatch of a matplotlib style, for the explorer's script."""
     return {"colour": look["facecolor"], "hatch": (look.get("hatch") or "")[:1]}
 
 
@@ -179,7 +179,10 @@ class _Timeline:
         return self._with_phases_of_ranks(told)
 
     def _with_phases_of_ranks(self, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Put the phases of each rank above the lane of its host."""
+        """Insert the phases of each rank above the lane of the rank's host.
+
+        `told` are the columns of the other lanes.
+        """
         before: dict[int, dict[str, Any]] = {}
         for host in self._trace.hosts:
             row = next((self.rows[HOST, t] for t in host.threads if (HOST, t) in self.rows), None)
@@ -236,7 +239,7 @@ class _Timeline:
         }
 
     def _number(self, name: str) -> int:
-        """Return the number of a name, which may be new."""
+        """Return the number of a name, and assign the next number if the name is new."""
         return self.names.setdefault(name, len(self.names))
 
 
@@ -268,9 +271,10 @@ def _memory_lane(trace: "TraceData", device: int, stacks: _Stacks) -> dict[str, 
 
 
 def _operators(trace: "TraceData", mine: np.ndarray, stacks: _Stacks) -> Column:
-    """Return the name of the operator that each allocation was for, as a number.
+    """Return the number of the operator's name for each allocation on a device.
 
-    The operator is the one that the same lines launched next. The number is -1 if it is unknown.
+    The operator is the one that the same lines launched next. The number is -1 if the operator is
+    not known. `mine` are the indices of the device's events.
     """
     events, spans = trace.events, trace.spans
     launches = np.flatnonzero(spans.kind == LAUNCH)
@@ -295,7 +299,8 @@ def _blocks(trace: "TraceData", device: int, mine: np.ndarray, stacks: _Stacks) 
     """Return the columns of a device's blocks.
 
     `place` is the offset of a block among the `bytes` that are drawn. `birth` and `death` are the
-    indices of the events that allocated and freed it.
+    indices of the events that allocated and freed the block. `mine` are the indices of the device's
+    events.
     """
     events, places = trace.events, Places(trace, device)
     position = np.full(len(events) + 1, -1)  # the last entry is for blocks that are never freed

@@ -23,7 +23,7 @@ _SCRIPTS = ("lanes.js", "pen.js", "tables.js", "links.js", "search.js", "flame.j
 
 @cache
 def script() -> str:
-    """Return the script, which draws all explorers of a page. It comes after them in the page."""
+    """Return the script that draws all explorers of a page. The page has it after the explorers."""
     parts = [(_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     return f"(() => {{\n{''.join(parts)}}})();"
 
@@ -55,7 +55,10 @@ def element(trace: "TraceData", name: str = "trace") -> str:
 
 
 def _files(trace: "TraceData", name: str) -> list[tuple[str, str, bytes, str]]:
-    """Return the files for other tools, as (file name, tool, content, address of the tool)."""
+    """Return the files to download as (file name, tool, content, address of the tool).
+
+    The file names begin with `name`.
+    """
     files = []
     if not trace.no_timeline:
         content = b"".join(chrome.content(trace))
@@ -67,7 +70,10 @@ def _files(trace: "TraceData", name: str) -> list[tuple[str, str, bytes, str]]:
 
 
 def _file(filename: str, tool: str, content: bytes, address: str) -> str:
-    """Return the button that downloads a file, and the link to the tool that opens it."""
+    """Return HTML with a button that downloads a file, and a link to the tool that opens it.
+
+    `address` is the address of the tool.
+    """
     kind = filename.rpartition(".")[2]
     data = f'data-file="file-{kind}" data-name="{filename}"'
     button = f'<button type="button" hidden {data}>Download for {tool}</button>'
@@ -76,6 +82,9 @@ def _file(filename: str, tool: str, content: bytes, address: str) -> str:
 
 
 def _packed(content: bytes, identity: str) -> str:
-    """Return compressed data as an element of a page. The same data gives the same text."""
+    """Return compressed data as an HTML element. The same content always gives the same text.
+
+    `identity` is the id of the element.
+    """
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
     return f'<script type="application/gzip" id="{identity}">{packed}</script>'

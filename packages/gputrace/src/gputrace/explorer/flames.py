@@ -27,12 +27,15 @@ def flame_of(trace: "TraceData", device: int) -> dict[str, Any]:
 
 
 def _call(name: str, yours: bool) -> dict[str, Any]:
-    """Return a new call without memory. Its own calls are kept by name until all are known."""
+    """Return a new node of the tree for a call, without memory and without calls inside it.
+
+    `yours` says whether the call is in the user's own code.
+    """
     return {"name": name, "yours": yours, "bytes": 0, "calls": {}}
 
 
 def _add(root: dict[str, Any], stack: Stack, nbytes: int) -> None:
-    """Add the memory of one stack to all its calls."""
+    """Add the bytes that a stack allocated to each call of the stack, starting at `root`."""
     root["bytes"] += nbytes
     calls = [line for line in reversed(stack) if line.function not in _MODULE_CALLS]
     # Code without a text was given to `exec`, as the ranks of `torchrun` run a script.
@@ -47,14 +50,14 @@ def _add(root: dict[str, Any], stack: Stack, nbytes: int) -> None:
 
 
 def _name(line: SourceLine) -> str:
-    """Return a line of the user's with its text, and another line with its function."""
+    """Return the name of a call: its source text if it is the user's, and else its function."""
     if line.text:
         return f"{line.location}  {line.text}"
     return f"{line.function} in {line.location}"
 
 
 def _finish(call: dict[str, Any], smallest: float) -> None:
-    """Sort the calls made by a call, and leave out those that are too small to see."""
+    """Sort the inner calls of a call, and leave out those with fewer than `smallest` bytes."""
     seen = [inner for inner in call["calls"].values() if inner["bytes"] >= smallest]
     call["calls"] = sorted(seen, key=lambda inner: (-inner["bytes"], inner["name"]))
     for inner in call["calls"]:

@@ -50,7 +50,10 @@ def links_of(trace: "TraceData", rows: Rows, collectives: list[Collective]) -> l
 
 
 def _described(race: RecordedRace, number: int) -> list[tuple[str, str]]:
-    """Return what the explorer says about a race, as rows of a term and a text."""
+    """Return what the explorer says about a race, as rows of a term and a text.
+
+    `number` is the number of the race in the figure.
+    """
     rows = [(f"race {number}", race.kind or "not ordered")]
     for when, side in (("first", race.first), ("second", race.second)):
         where = f" on {side.queue}" if side.queue else ""
@@ -61,7 +64,7 @@ def _described(race: RecordedRace, number: int) -> list[tuple[str, str]]:
 
 
 def _row_of(side: RacingSpan, rows: Rows) -> int | None:
-    """Return the number of the lane of one of the two launches of a race, or None."""
+    """Return the number of the lane in which a launch of a race ran, or None if it has no lane."""
     if (side.device, side.stream) in rows:
         return rows[side.device, side.stream]
     if side.device == HOST:  # a thread that launched nothing

@@ -53,7 +53,7 @@ def highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndar
 
 
 def _highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return the same as `highest`, for times that are all between the first and last edge."""
+    """Return what `highest` returns, for times that are all between the first and last edge."""
     count = len(edges) - 1
     interval = np.minimum(np.searchsorted(edges, times, side="right") - 1, count - 1)
     numbers = np.arange(count)

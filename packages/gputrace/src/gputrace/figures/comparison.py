@@ -149,7 +149,13 @@ def _lanes(trace: "TraceData") -> list[Lane]:
 def _draw(
     axes: Axes, trace: "TraceData", looks: dict, lanes: list[Lane], end: float, pixels: float
 ) -> None:
-    """Draw the lanes of one recording."""
+    """Draw the lanes of one recording.
+
+    Args:
+        looks: how each kind of spans is drawn.
+        end: the right edge of the time axis, in seconds.
+        pixels: the width of the axis in the picture.
+    """
     axes.set(xlim=(0, end), ylim=(len(lanes), 0))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -163,7 +169,7 @@ def _draw(
 
 
 def _entries(trace: "TraceData") -> list:
-    """Return the legend's entries for the kinds of spans of a recording."""
+    """Return legend entries for the kinds of spans that occur in a recording."""
     found = set(np.unique(kinds_of(trace)).tolist())
     look = {"edgecolor": "white", "linewidth": 0.3}
     entries: list = []
@@ -192,7 +198,7 @@ def _beside_axes(axes: Axes) -> dict[str, Any]:
 
 
 def _proof(own: "TraceData", original: "TraceData") -> list[str]:
-    """Return the numbers of a figure of two timelines as sentences."""
+    """Return sentences with the numbers that the figure of two timelines shows."""
     texts = []
     for name, trace in (("Yours", own), ("The original", original)):
         launched = int((trace.spans.device != HOST).sum())

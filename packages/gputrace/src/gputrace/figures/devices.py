@@ -69,7 +69,7 @@ def trace_devices(trace: "TraceData") -> Figure:
 
 
 def _finding(peaks: dict[int, int]) -> str:
-    """Return a text that says which device holds most, and which least."""
+    """Return a text that says on which device the peak is highest, and on which it is lowest."""
     most = max(peaks, key=lambda device: (peaks[device], -device))
     least = min(peaks, key=lambda device: peaks[device])
     high, low = units.byte_text(peaks[most]), units.byte_text(peaks[least])

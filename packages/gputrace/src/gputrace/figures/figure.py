@@ -227,9 +227,10 @@ def label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
 
 
 def _apart(pixels: list[float], axes: Axes) -> list[float]:
-    """Return rising heights for texts, in pixels, moved up so that the texts do not overlap.
+    """Return heights for texts in rising order, in pixels, so that the texts do not overlap.
 
-    If the highest one is then above the axes, they are moved down.
+    `pixels` are the preferred heights. Texts are moved up. If the highest text is then above the
+    axes, the texts are moved down.
     """
     # In some versions of matplotlib, the boxes of text are 19 pixels high.
     least = 14 * axes.figure.dpi / 72
@@ -301,13 +302,13 @@ def text_width(text: str, points: float = TEXT_POINTS, bold: bool = False) -> fl
 
 @lru_cache(maxsize=4096)
 def _width(char: str, bold: bool) -> float:
-    """Return the width of a character, as a share of the text's size."""
+    """Return the width of a character, relative to the font size."""
     return float(_font(bold).load_char(ord(char)).linearHoriAdvance) / 65536 / _UNIT
 
 
 @lru_cache
 def _font(bold: bool) -> FT2Font:
-    """Load the font of the figures."""
+    """Load the regular or the bold font of the figures."""
     weight = "bold" if bold else "normal"
     font = FT2Font(findfont(FontProperties(family=FONT, weight=weight)))
     font.set_size(_UNIT, 72)
@@ -337,5 +338,5 @@ def drawable(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _has_glyph(char: str) -> bool:
-    """Return whether both fonts have a character."""
+    """Return whether both the regular and the bold font have a character."""
     return all(_font(bold).get_char_index(ord(char)) for bold in (False, True))

@@ -247,7 +247,10 @@ def _columns(start: np.ndarray, end: np.ndarray, low: float, width: float) -> np
 def _draw_boxes(
     axes: Axes, drawn: np.ndarray, row: int, pixel: float, look: dict, zorder: int
 ) -> None:
-    """Draw boxes (x, width, height) in a lane."""
+    """Draw boxes (x, width, height) in the lane with number `row`.
+
+    `pixel` is the number of seconds per pixel, and `look` the style of the boxes.
+    """
     x, width, height = drawn.T
     bottom = row + (1 + FILLED) / 2
     top = bottom - FILLED * height
@@ -272,7 +275,10 @@ def _write_names(
     pixels: float,
     colour: str,
 ) -> None:
-    """Write names into kernels that are wide enough, but only into the widest if they are many."""
+    """Write names into kernels that are wide enough. If there are many, name only the widest.
+
+    `which` are the kernels' indices among the trace's spans.
+    """
     spans, (low, high) = trace.spans, window
     start, end = np.maximum(spans.start[which], low), np.minimum(spans.end[which], high)
     points = (end - start) * (pixels / 2) / (high - low)  # a picture has two pixels per point

@@ -96,7 +96,10 @@ def _page(groups: list[list[RecordedSegment]], width: int, shared: bool) -> Page
 
 
 def _lines(segments: list[RecordedSegment], width: int, shared: bool) -> list[Line]:
-    """Lay out one group of segments."""
+    """Divide one group of segments into lines of `width` bytes.
+
+    `shared` says whether several segments may be in a line.
+    """
     lines: list[Line] = []
     x = width  # the end of the last line's content
     for segment in segments:
@@ -115,7 +118,7 @@ def _lines(segments: list[RecordedSegment], width: int, shared: bool) -> list[Li
 
 
 def _usual_block(segments: list[RecordedSegment]) -> int:
-    """Return the size of the block that contains the middle byte, in order of the blocks' sizes."""
+    """Return the size of a typical block, which is the byte-weighted median of block sizes."""
     sizes = sorted(block.size for segment in segments for block in segment.blocks)
     sums = list(accumulate(sizes))
     return sizes[int(np.searchsorted(sums, sums[-1] / 2))]
@@ -138,7 +141,7 @@ def _without_smallest(groups: list[list[RecordedSegment]], width: int, most: flo
 
 
 def _only(groups: list[list[RecordedSegment]], chosen: list[RecordedSegment], width: int) -> Page:
-    """Lay out only the chosen segments."""
+    """Lay out only the chosen segments of the groups, in lines of `width` bytes."""
     kept = {id(segment) for segment in chosen}
     shown = [[segment for segment in group if id(segment) in kept] for group in groups]
     return _page(shown, width, True)

@@ -150,7 +150,10 @@ class _Seen:
     def of(
         cls, trace: "TraceData", device: "Device | None", edges: np.ndarray | None = None
     ) -> "_Seen":
-        """Reduce a device's memory to columns."""
+        """Read a device's memory from a trace, reduced to columns.
+
+        By default, the columns suit the whole recording. `edges` are other edges, in seconds.
+        """
         line = trace.timeline(device)
         device = trace.device_index(device)
         if edges is None:
@@ -238,7 +241,10 @@ def _finding(seen: _Seen) -> str:
 
 
 def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str:
-    """Add to the title the largest known parts of the peak, at most two, if there is space."""
+    """Append the shares of the largest categories at the peak to a title, if they fit.
+
+    At most two categories of `largest` are named, joined by `joint`.
+    """
     for name in largest[:2]:
         longer = f"{title}{joint}{_percent(seen, name)} {name}"
         if name != "other" and text_width(longer, TEXT_POINTS, bold=True) <= 0.96 * 72 * SIZE[0]:
@@ -247,13 +253,16 @@ def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str
 
 
 def _is_kept(steps: Steps, allocated: np.ndarray, peak: int) -> bool:
-    """Return whether the bytes that steps left behind can be seen and remain at the end."""
+    """Return whether the memory that steps leave behind is visible and is kept to the end.
+
+    `allocated` are the bytes over time, and `peak` is their maximum.
+    """
     left = steps.growth * (steps.repeats - 1)
     return left > SEEN * peak and allocated[-1] - allocated[0] >= left
 
 
 def _percent(seen: _Seen, name: str) -> str:
-    """Write the share of a category in the peak."""
+    """Write a category's share of the peak in percent."""
     share = seen.at_peak[name] / max(seen.peak, 1)
     if 0 < share < 0.005:
         return "<1%"
@@ -267,7 +276,7 @@ def _allocated_at(seen: _Seen, event: int) -> int:
 
 
 def _proof(seen: _Seen) -> list[str]:
-    """Return the numbers of the figure as sentences."""
+    """Return sentences with the numbers that the memory figure shows."""
     trace, line = seen.trace, seen.trace.timeline(seen.device)
     sentences = []
     if seen.peak:
@@ -336,7 +345,10 @@ def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
 
 
 def _draw_lines(axes: Axes, seen: _Seen) -> list:
-    """Draw the reserved memory, and the memory in use if it is known. Return legend entries."""
+    """Draw lines for the reserved memory and for the memory in use, if it is known.
+
+    Return their legend entries.
+    """
     axes.stairs(seen.reserved, seen.edges, baseline=None, color=BLACK, linewidth=1.6, zorder=3)
     entries = [Line2D([], [], color=BLACK, linewidth=1.6, label="reserved")]
     if seen.used is None:
@@ -349,7 +361,7 @@ def _draw_lines(axes: Axes, seen: _Seen) -> list:
 
 
 def _far(seen: _Seen) -> bool:
-    """Return whether so much memory is in use that the other curves would be too flat to see."""
+    """Return whether the memory in use is so high that it would flatten the other curves."""
     held = max(seen.reserved.max(), seen.peak)
     return seen.used is not None and bool(0 < FAR * held < seen.used.max())
 
@@ -379,7 +391,7 @@ def _mark_peak(axes: Axes, seen: _Seen) -> None:
 
 
 def _mark_out_of_memory(axes: Axes, seen: _Seen) -> None:
-    """Mark when memory ran out, and write the last line for which it did above the axes."""
+    """Mark each time when memory ran out, and write the line that failed last above the axes."""
     if not seen.ooms:
         return
     events = seen.trace.events
@@ -396,7 +408,10 @@ def _mark_out_of_memory(axes: Axes, seen: _Seen) -> None:
 
 
 def _above(axes: Axes, seen: _Seen, moment: float, text: str, row: int, colour: object) -> None:
-    """Write a text above the axes, over its moment, but inside the figure."""
+    """Write a text above the axes at a moment in seconds, moved so that it stays in the figure.
+
+    `row` counts the rows of texts above the axes.
+    """
     inches = SIZE[0] * 72
     text = shortened(text, 0.95 * inches)
     half = text_width(text) / 2 / inches

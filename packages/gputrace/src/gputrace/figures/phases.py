@@ -51,9 +51,9 @@ def add_phases(axes: Axes, phases: "list[Phase]", end: float, start: float = 0.0
 
 
 def _draw_kind(strip: Axes, name: str, phases: "list[Phase]", points: float) -> bool:
-    """Draw all phases of one name, and write the name, or a shorter one, where it fits.
+    """Draw all phases with one name, and write the name where it fits.
 
-    `points` is the width of a second. Return whether the phases need no legend.
+    `points` is the width of a second in points. Return whether the phases need no legend.
     """
     if not phases:
         return True
@@ -73,7 +73,7 @@ def _draw_kind(strip: Axes, name: str, phases: "list[Phase]", points: float) -> 
 
 
 def _draw_crowd(strip: Axes, phases: "list[Phase]") -> None:
-    """Draw phases that are too narrow to be distinguished as one band, with their count."""
+    """Draw many phases, too narrow to be told apart, as one band with their count."""
     counts = {}
     for name in COLOURS:
         count = sum(phase.name == name for phase in phases)

@@ -69,7 +69,7 @@ def draw_waits(
 
 
 def _edge(row: int, other: int) -> float:
-    """Return the height of the upper or lower edge of a row's boxes that faces another row."""
+    """Return the y coordinate of the edge of a row's boxes that faces the row `other`."""
     if other > row:
         return row + 1 - EDGE
     return row + EDGE
@@ -136,7 +136,10 @@ def draw_races(
 
 
 def _drawn_at(side: RacingSpan, lanes: list[Lane]) -> tuple[int, float, float] | None:
-    """Return a launch's row and its drawn start and end, or None if it has no lane."""
+    """Return the row, the start and the end at which a launch is drawn.
+
+    Return None if the launch is in none of the lanes.
+    """
     for row, lane in enumerate(lanes):
         if lane.device == side.device and (side.device == HOST or lane.stream == side.stream):
             return row, side.start, side.end

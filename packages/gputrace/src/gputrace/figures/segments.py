@@ -101,7 +101,10 @@ def segment_map(
 
 
 def _finding(trace: "TraceData", at: Any, device: int, segments: list[RecordedSegment]) -> str:
-    """Return the title, which says how much memory is free, and in how many blocks."""
+    """Return the figure's title, which says how much memory is free, and in how many blocks.
+
+    `at` is the moment, and `segments` are the device's segments at that moment.
+    """
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     moment = _moment(at)
     if not segments:
@@ -132,7 +135,7 @@ def _moment(at: str | float | int) -> str:
 
 
 def _just_refused(trace: "TraceData", count: int, device: int) -> int:
-    """Return the size of the allocation that failed on a device at this moment, or 0."""
+    """Return the bytes of the allocation that failed on a device after `count` events, or 0."""
     mine = trace.events.device == device
     before, after = np.flatnonzero(mine[:count])[-1:], np.flatnonzero(mine[count:])[:1] + count
     for event in [*before, *after]:
@@ -148,7 +151,7 @@ def _sizes(segments: list[RecordedSegment], state: str) -> list[int]:
 
 
 def _proof(trace: "TraceData", device: int, segments: list[RecordedSegment]) -> list[str]:
-    """Return the numbers of the figure as sentences."""
+    """Return sentences with the numbers that the segment map shows."""
     if not segments:
         return []
     groups = _groups(trace, device, segments, False) + _groups(trace, device, segments, True)
@@ -183,7 +186,7 @@ def _proof(trace: "TraceData", device: int, segments: list[RecordedSegment]) -> 
 def _groups(
     trace: "TraceData", device: int, segments: list[RecordedSegment], small: bool
 ) -> list[Group]:
-    """Return the small segments, or the others, by stream."""
+    """Return the small segments, or the large ones with `small=False`, grouped by stream."""
     names = trace.stream_names(device)
     found: dict[tuple, list[RecordedSegment]] = defaultdict(list)
     for segment in segments:
@@ -199,7 +202,10 @@ def _groups(
 
 
 def _pages(pools: list[list[Group]]) -> list[Page]:
-    """Lay out each pool. Small segments have at most a third of the lines if there are others."""
+    """Lay out each pool of segments. Small segments get at most a third of the lines.
+
+    If there are only small segments, they may use all lines.
+    """
     pages: list[Page] = []
     room = SIZE[1] - TITLE - AXIS_LABEL - LEGEND - BADGE - TICKS * len(pools)
     left = room / THIN
@@ -212,12 +218,15 @@ def _pages(pools: list[list[Group]]) -> list[Page]:
 
 
 def _kind(block: RecordedBlock) -> str:
-    """Return how a block is shown, as a key of `LOOKS`."""
+    """Return the kind of a block, which decides how it is drawn. It is a key of `LOOKS`."""
     return {"free": FREE, "pending": PENDING}.get(block.state, CATEGORIES[block.category])
 
 
 def _draw_pool(axes: Axes, groups: list[Group], page: Page, thickness: float) -> None:
-    """Draw the lines of one pool from top to bottom, with the names of the groups on the left."""
+    """Draw the lines of one pool from top to bottom, with the names of the groups on the left.
+
+    `thickness` is the height of a line.
+    """
     axes.set(xlim=(0, page.width), ylim=(page.height, 0), yticks=[])
     binary_ticks(axes, page.width, most=6)
     axes.grid(visible=False)
@@ -254,7 +263,10 @@ def _draw_pool(axes: Axes, groups: list[Group], page: Page, thickness: float) ->
 
 
 def _place(piece: Piece, y: float, boxes: dict[str, list[Box]]) -> None:
-    """Add the blocks in a part of a segment to the boxes of their kinds."""
+    """Add the blocks in a part of a segment to `boxes`, which has a list for each kind of block.
+
+    `y` is the height of the line in which the part is drawn.
+    """
     at, shift = piece.segment.address, piece.x - piece.begin
     for block in piece.segment.blocks:
         start = block.address - at
@@ -264,7 +276,10 @@ def _place(piece: Piece, y: float, boxes: dict[str, list[Box]]) -> None:
 
 
 def _frame(piece: Piece, y: float) -> list[list[tuple[float, float]]]:
-    """Return the sides of a part of a segment. It is open where the segment continues."""
+    """Return the lines of the frame around a part of a segment, drawn at the height `y`.
+
+    The frame is open on a side where the segment continues in another line.
+    """
     left, right, bottom = piece.x, piece.x + piece.end - piece.begin, y + FILLED
     sides: list[list[tuple[float, float]]] = [
         [(left, y), (right, y)],

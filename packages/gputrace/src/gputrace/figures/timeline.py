@@ -276,9 +276,10 @@ def _add_shares(axes: Axes, part: "TraceData", lanes: list[Lane], inches: float)
 
 
 def _share_text(trace: "TraceData", lane: Lane, collectives: np.ndarray, inches: float) -> str:
-    """Return the text beside a lane that is `inches` high.
+    """Return the text beside a lane, which says for which share of the time the lane was busy.
 
-    For copies and collectives it also has the share that overlaps with other kernels.
+    For copies and collectives, the text also has the share that overlaps with other kernels.
+    `inches` is the height of the lane.
     """
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
@@ -470,7 +471,7 @@ def _hidden_shares(trace: "TraceData", devices: list[int], marks: list[Mark]) ->
 
 
 def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
-    """Return the numbers of the figure as sentences."""
+    """Return sentences with the numbers that the timeline shows."""
     time_text = units.time_text
     sentences = [f"Race: {race_text(race)}" for race in races]
     for device in devices:
@@ -499,7 +500,7 @@ def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
 
 
 def _marked(marks: list[Mark]) -> list[str]:
-    """Return a sentence that lists the marked parts, or nothing if there are none."""
+    """Return a sentence that lists the marked parts of the program, or [] if there are none."""
     if not marks:
         return []
     parts = []

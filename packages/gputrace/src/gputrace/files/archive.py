@@ -133,7 +133,7 @@ def _begins_as_archive(path: str | Path) -> bool:
 
 
 def _computer(stored: dict[str, Any]) -> ComputerTime:
-    """Return the time of a computer in a file."""
+    """Return the `ComputerTime` that a file stores as JSON."""
     lines = [(SourceLine(**line), seconds) for line, seconds in stored["lines"]]
     loading = []
     for one in stored["loading"]:
@@ -142,7 +142,10 @@ def _computer(stored: dict[str, Any]) -> ComputerTime:
 
 
 def _execution(header: dict[str, Any], stored: Any) -> Execution:
-    """Return the spans, waits and races in a file."""
+    """Return the spans, waits and races that a file stores.
+
+    `header` has the file's JSON, and `stored` its arrays.
+    """
     work = header["work"]
     spans = Spans(**{name: stored[f"span_{name}"] for name in SPAN_COLUMNS}, names=work["names"])
     waits = Waits(**{name: stored[f"wait_{name}"] for name in WAIT_COLUMNS})

@@ -98,7 +98,7 @@ class _Lanes:
             self.starts.append({"pid": _process(device), "tid": thread, "ts": time})
 
     def names(self) -> Iterator[Entry]:
-        """Yield the names of processes and threads, and their order."""
+        """Yield metadata entries that name the processes and threads, and give their order."""
         for device in [HOST, *self.trace.devices]:
             name = "host" if device == HOST else f"cuda:{device}"
             yield _metadata("process_name", device, name=name)
@@ -127,7 +127,7 @@ class _Lanes:
         )
 
     def slices(self) -> Iterator[Entry]:
-        """Yield the entries of the spans."""
+        """Yield the entries of all spans ("slices" in Chrome's format)."""
         spans = self.trace.spans
         args: list[dict[str, str]] = []
         for stack in range(len(self.trace.stacks)):
@@ -168,7 +168,10 @@ class _Lanes:
                 yield from self._arrow(f"wait {index}", "wait", source, target)
 
     def races(self) -> Iterator[Entry]:
-        """Yield arrows between the two launches of each race, and a mark with its text."""
+        """Yield an arrow for each race between its two launches, and an entry with a text about it.
+
+        There is no arrow if one of the two launches is not in the recording.
+        """
         for index, race in enumerate(self.trace.races):
             ends = [self._of_side(side) for side in (race.first, race.second)]
             sides = [f"{side.name} ({side.line})" for side in (race.first, race.second)]
@@ -184,7 +187,7 @@ class _Lanes:
             yield {"ph": "i", "s": "t", "name": text, "cat": "race", **at}
 
     def _last(self, lane: tuple[int, int], seconds: float) -> int | None:
-        """Return the last span of a thread that ended at or before this time, or None."""
+        """Return the last span of a lane that ended at or before this time, or None."""
         mine = self.of_lane.get(lane, np.zeros(0, np.int64))
         before = int(np.searchsorted(self.end[mine], round(seconds * 1e9) + 1, side="right"))
         if not before:
@@ -192,7 +195,7 @@ class _Lanes:
         return int(mine[before - 1])
 
     def _first(self, lane: tuple[int, int], seconds: float) -> int | None:
-        """Return the first span of a thread that started at or after this time, or None."""
+        """Return the first span of a lane that started at or after this time, or None."""
         mine = self.of_lane.get(lane, np.zeros(0, np.int64))
         after = int(np.searchsorted(self.start[mine], round(seconds * 1e9) - 1, side="left"))
         if after == len(mine):
@@ -200,16 +203,19 @@ class _Lanes:
         return int(mine[after])
 
     def _of_side(self, side: RacingSpan) -> int | None:
-        """Return the span of one of the two launches of a race.
+        """Return the span of one launch of a race.
 
-        Return None if it ran before the recording, or if it is the host.
+        Return None if the launch ran before the recording, or if it is an access by the host.
         """
         if side.device == HOST:
             return None
         return self._first((side.device, side.stream), side.start)
 
     def _arrow(self, identity: str, name: str, source: int, target: int) -> Iterable[Entry]:
-        """Return the entries of an arrow between two spans."""
+        """Return the two entries (start and end) of an arrow from one span to another.
+
+        `identity` is the arrow's id. `source` and `target` are the indices of the spans.
+        """
         same = {"name": name, "cat": name, "id": identity}
         begin = {"ph": "s", **same, **self.starts[source]}
         return begin, {"ph": "f", "bp": "e", **same, **self.starts[target]}
@@ -224,7 +230,10 @@ def _process(device: int) -> int:
 
 
 def _metadata(what: str, device: int, thread: int = 0, **args: Any) -> Entry:
-    """Return an entry that describes a process or a thread."""
+    """Return an entry that describes a process or a thread.
+
+    `what` is the kind of metadata, such as "thread_name", and `args` is its content.
+    """
     return {"ph": "M", "name": what, "pid": _process(device), "tid": thread, "args": args}
 
 

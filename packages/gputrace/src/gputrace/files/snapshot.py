@@ -20,7 +20,7 @@ def content(trace: "TraceData") -> bytes:
 
 
 def of(trace: "TraceData") -> dict[str, Any]:
-    """Return the segments at the end, and the events of every device."""
+    """Return the snapshot of a trace: its segments at the end, and the events of every device."""
     frames = [_frames(stack) for stack in trace.stacks]
     devices = max(trace.totals) + 1
     history: list[list[dict]] = [[] for _ in range(devices)]

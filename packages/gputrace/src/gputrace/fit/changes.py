@@ -33,7 +33,10 @@ ON = "gradient_checkpointing", "grad_checkpointing"
 
 
 def half_the_batch(alter: bool) -> Met:
-    """Halve the batches of each DataLoader."""
+    """Halve the batch size of each DataLoader that the script makes.
+
+    Return a list that fills with the loaders' class names. With `alter=False`, batch sizes stay.
+    """
     met: Met = []
     make = DataLoader.__init__
 
@@ -54,7 +57,8 @@ def half_the_batch(alter: bool) -> Met:
 def accumulation(alter: bool) -> Met:
     """Halve the batches, and let the optimizer step after every second backward pass.
 
-    The training stays the same if the loss is a mean.
+    The training stays the same if the loss is a mean. With `alter=False`, only list the loaders
+    whose batches could be halved.
     """
     met = half_the_batch(alter)
     if not alter:
@@ -87,7 +91,8 @@ def accumulation(alter: bool) -> Met:
 def loop_optimizer(alter: bool) -> Met:
     """Let optimizers work on one parameter after the other (`foreach=False`).
 
-    This avoids lists of temporary tensors. A fused optimizer has no such lists.
+    This avoids lists of temporary tensors. A fused optimizer has no such lists. With `alter=False`,
+    only list the optimizers that would change.
     """
     met: Met = []
 
@@ -103,12 +108,18 @@ def loop_optimizer(alter: bool) -> Met:
 
 
 def bfloat16(alter: bool) -> Met:
-    """Run the forward pass of the model under autocast to bfloat16."""
+    """Run the forward pass of the model under autocast to bfloat16.
+
+    With `alter=False`, only list the models that would change.
+    """
     return _autocast(torch.bfloat16, alter)
 
 
 def float16(alter: bool) -> Met:
-    """Run the forward pass of the model under autocast to float16, and scale the gradients."""
+    """Run the forward pass of the model under autocast to float16, and scale the gradients.
+
+    With `alter=False`, only list the models that would change.
+    """
     met = _autocast(torch.float16, alter)
     if alter:
         _scale_gradients(met)
@@ -116,7 +127,11 @@ def float16(alter: bool) -> Met:
 
 
 def _autocast(dtype: torch.dtype, alter: bool) -> Met:
-    """Run each model under autocast, unless it uses autocast itself."""
+    """Run each model under autocast to `dtype`, unless the model uses autocast itself.
+
+    Return a list that fills with the models' class names. With `alter=False`, the models do not
+    change.
+    """
     met: Met = []
     entered: list[bool] = []
     enter = torch.autocast.__enter__
@@ -143,7 +158,7 @@ def _autocast(dtype: torch.dtype, alter: bool) -> Met:
 
 
 def _scale_gradients(met: Met) -> None:
-    """Scale losses, and step with a GradScaler, as soon as a model has met the change."""
+    """Scale losses, and step with a GradScaler, as soon as `met` lists a model."""
     scalers: list[torch.amp.GradScaler] = []
     backward, make = torch.Tensor.backward, torch.optim.Optimizer.__init__
 
@@ -185,10 +200,11 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def checkpointing(alter: bool) -> Met:
-    """Checkpoint the blocks of the model, unless the model does it itself.
+    """Checkpoint the blocks of the model, unless the model does so itself.
 
     A block keeps only its inputs, and the backward pass computes the rest again. If a model has a
-    switch for this, the switch is used, because it handles caches that must not grow twice.
+    switch for checkpointing, the switch is used, because it handles caches that must not grow
+    twice. With `alter=False`, only list the blocks that could be checkpointed.
     """
     met: Met = []
     seen: WeakSet[nn.Module] = WeakSet()
@@ -205,7 +221,7 @@ def checkpointing(alter: bool) -> Met:
 
 
 def _is_checkpointed(model: nn.Module) -> bool:
-    """Return whether a model has switched checkpointing on."""
+    """Return whether checkpointing is switched on in a model."""
     for part in model.modules():
         for on in ON:
             if getattr(part, on, False):
@@ -278,7 +294,10 @@ def _switches(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _sharded(ranks: int, alter: bool) -> Met:
-    """Shard the model among GPUs. With `alter=False`, nothing is known about its effect."""
+    """Shard the model among this number of GPUs.
+
+    With `alter=False`, return an empty list, because the effect cannot be predicted.
+    """
     if not alter:
         return []
     return sharding(ranks)

@@ -32,7 +32,7 @@ class StepMemory:
         allocator.listen(self._listen)
 
     def _listen(self, action: str, block: Any, size: int) -> None:
-        """Note an event of the allocator."""
+        """Note an event of the allocator: the action, the block, and the block's bytes."""
         if action == "alloc":
             step = len(self.peaks)
             line = caller() if step else None  # blocks of the first step are never reported
@@ -47,7 +47,7 @@ class StepMemory:
         self._peak = self._allocator.allocated
 
     def is_settled(self) -> bool:
-        """Return whether the last step needs no more than any step after the first."""
+        """Return whether the last step needs no more memory than any step after the first."""
         later = self.peaks[1:]
         return not later or later[-1] <= min(later)
 

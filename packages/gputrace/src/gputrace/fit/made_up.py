@@ -89,7 +89,7 @@ def one_line(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return an exception in one line, after the innermost line in the user's code."""
+    """Return an exception in one line, preceded by the innermost line of the user's code."""
     line = where(traceback.extract_tb(error.__traceback__))
     if not line:
         return one_line(error)
@@ -112,7 +112,10 @@ OTHERWISE = (
 
 
 def advice_for(error: BaseException | None, *lines: str) -> str:
-    """Return advice how to rewrite the lines that need a value."""
+    """Return advice on rewriting the lines of a script that need a value.
+
+    `error` is the exception that a made-up value caused, or None.
+    """
     for call, advice in ADVICE.items():
         if any(call in line for line in lines) or call in str(error or ""):
             return advice

@@ -162,17 +162,20 @@ class Measurement:
             self._end()
 
     def _end_in_vain(self) -> None:
-        """End a script that waits in vain for a value."""
+        """End a script that waits for a value which never comes."""
         self._trains = bool(of_kind(all_objects(), torch.optim.Optimizer))
         self._end()
 
     def _end(self) -> None:
-        """End the script."""
+        """End the script by raising `Enough`, or by a signal if this thread cannot do so."""
         self._running = False
         raise Enough
 
     def _write_progress(self, *event: object) -> None:
-        """Write how far the script is, at most once per second. The allocators call this."""
+        """Write how many steps the script has made, at most once per second.
+
+        The allocators call this method with each of their events, which it ignores.
+        """
         now = time.monotonic()
         if now < self._due or not self._running:
             return
@@ -183,7 +186,7 @@ class Measurement:
         self._progress.write_text(so_far, encoding="utf-8")
 
     def _after_step(self, done: int) -> bool:
-        """Return whether this number of steps is enough."""
+        """Return whether the script has made enough steps after `done` of them."""
         self._made_up.begin_step()
         wish = self._wish
         if wish.change is not None:
@@ -224,7 +227,10 @@ class Measurement:
             outcome.failed += f" The script ended with {one_line(self.raised)}"
 
     def _fill(self, outcome: Outcome, trace: Trace, origin: float) -> None:
-        """Write the measured memory and times into the outcome."""
+        """Write the measured memory and times into the outcome.
+
+        `origin` is the time on the machine's clock when the trace began.
+        """
         steps = self._steps
         outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(self._met)
         devices = [gpu.index for gpu in self._machine.gpus]
@@ -246,7 +252,10 @@ class Measurement:
 
 @cache
 def _make_changes(change: str | None) -> tuple[Met, dict[str, Met]]:
-    """Patch PyTorch for a change, only once, because a forked process inherits the patches."""
+    """Patch PyTorch for a change, and return the lists of what the changes meet.
+
+    This happens once per process tree, because a forked process inherits the patches.
+    """
     if change is not None:
         return ALL[change].make(True), {}
     return [], {name: other.make(False) for name, other in CHANGES.items()}
@@ -308,7 +317,10 @@ class _Steps:
         return len(self.times)
 
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
-        """Start to record kernels. End a script that uses no GPU."""
+        """Start to record kernels before the first step. End a script that uses no GPU.
+
+        The arguments are those of a hook before an optimizer's step.
+        """
         if self._process != os.getpid():
             return
         if not any(gpu.allocator.peak_allocated for gpu in instruments.machine().gpus):
@@ -316,13 +328,19 @@ class _Steps:
         self.ran.start()
 
     def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
-        """Count a step of the first optimizer."""
+        """Count a step of the first optimizer, and ignore the steps of the others.
+
+        The arguments are those of a hook after an optimizer's step.
+        """
         self._first = self._first or optimizer
         if optimizer is self._first and self._process == os.getpid():
             self._count()
 
     def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
-        """Start to record kernels. Count a step if there is no optimizer."""
+        """Start to record kernels. Count a step if there is no optimizer.
+
+        The arguments, the name of a phase and its frame, are not used.
+        """
         if self._process != os.getpid():
             return lambda: None
         self.ran.start()
@@ -356,7 +374,10 @@ def _most(column: np.ndarray) -> int:
 
 
 def _measure(trace: Trace, spans: Spans, counted: list[float], outcome: Outcome) -> None:
-    """Measure the fullest GPU's memory at the peak, and the time of a step."""
+    """Write into the outcome the fullest GPU's memory at its peak, and the time of a step.
+
+    `counted` are the times at which the host counted the steps.
+    """
     device = outcome.device
     timeline = trace.timeline(device)
     outcome.used = _most(timeline.used)
@@ -385,9 +406,10 @@ def _measure(trace: Trace, spans: Spans, counted: list[float], outcome: Outcome)
 
 
 def _ends(spans: Spans, counted: list[float]) -> list[float]:
-    """Return when the GPUs finished the work that had been launched when each step was counted.
+    """Return when the GPUs finished the work of each step.
 
-    The host may be far ahead of the GPUs.
+    `counted` are the times at which the host counted the steps. The host may be far ahead of the
+    GPUs.
     """
     ran = np.isin(spans.kind, (KERNEL, *COPIES)) & (spans.launch >= 0)
     mine = np.flatnonzero(ran)

@@ -116,7 +116,11 @@ def answer(
 
 
 def _each(runner: Runner, wishes: list[Wish], told: str, tell: Tell) -> dict[str, Outcome]:
-    """Make all attempts. Return the outcomes by GPU, or raise ScriptFailedError."""
+    """Make all attempts, and return the outcomes by GPU model.
+
+    `tell` gets a line with the text `told` after each attempt. Raise ScriptFailedError if the
+    script failed.
+    """
     outcomes = {}
     for wish, outcome in runner.run_all(wishes):
         if outcome.failed:
@@ -199,7 +203,7 @@ def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
 
 
 def _on_loading(outcome: Outcome) -> str:
-    """Return how long loading a batch took as text, "" if no DataLoader loaded one."""
+    """Return a sentence on how long a batch takes to load, or "" without a DataLoader."""
     if not outcome.loading:
         return ""
     count = len(outcome.loading)
@@ -213,7 +217,10 @@ def _on_loading(outcome: Outcome) -> str:
 
 
 def _on_steps(name: str, outcome: Outcome) -> str:
-    """Return how the peak changes from step to step as text, "" if it stays the same."""
+    """Return a sentence on how the peak changes from step to step, or "" if it stays the same.
+
+    `name` is the GPU's model.
+    """
     said = []
     later = outcome.peaks[1:]
     measured = f"steps 2 to {len(outcome.peaks)} on the {name}"
@@ -238,7 +245,10 @@ def _on_steps(name: str, outcome: Outcome) -> str:
 
 
 def _need(outcome: Outcome) -> str:
-    """Write the memory that a script needs. It may need more if it ended early or grows."""
+    """Write the memory that a script needs.
+
+    The text says "at least" if the script ended early, and mentions growth.
+    """
     text = byte_text(outcome.used)
     if _broken_off(outcome) or growth_of(outcome.peaks, outcome.left) is not None:
         return f"at least {text}"
@@ -256,7 +266,10 @@ def _fits_text(outcome: Outcome, tried: Outcome) -> str:
 
 
 def _fits(outcome: Outcome, fits: bool, total: int) -> str:
-    """Return a text that says whether a script fits, and for how many steps if memory grows."""
+    """Return a text that says whether a script fits into `total` bytes.
+
+    If memory grows from step to step, the text says for how many steps the script fits.
+    """
     if not fits:
         return NOT
     if _broken_off(outcome):
@@ -284,7 +297,10 @@ def _broken_off(outcome: Outcome) -> bool:
 
 
 def _step_text(name: str, outcome: Outcome, host: float) -> str:
-    """Write the time of a step, with its error. `host` is the given speed, 1 if none is given."""
+    """Write the time of a step with its error, for the GPU model `name`.
+
+    `host` is the given speed of the host, 1 if none is given.
+    """
     if outcome.step is not None:
         idle = 1.0 if outcome.idle is None else outcome.idle
         error = profiles.load(name).time_error(idle, host_is_given=host != 1)
@@ -297,7 +313,7 @@ def _step_text(name: str, outcome: Outcome, host: float) -> str:
 
 
 def _parts(name: str, outcome: Outcome) -> Table:
-    """Return a table of what the peak consists of."""
+    """Return a table of what the peak consists of on the GPU model `name`."""
     context = outcome.used - outcome.reserved - outcome.others
     parts = outcome.parts | {CONTEXT: context, OTHERS: outcome.others}
     rows = []
@@ -318,6 +334,7 @@ def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell
     """Try each change alone, and return a table of the results.
 
     Changes that fit come first, the fastest of them at the top. Those that take more GPUs follow.
+    `before` is the outcome without a change, and `total` the memory of the GPU.
     """
     profile = profiles.load(wish.like)
     rows, tried = [], []
@@ -357,7 +374,8 @@ def _tried(
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield the outcome of each change.
 
-    Sharding is tried over as few GPUs as it fits on, or over the largest number of them.
+    Sharding is tried over the fewest GPUs on which the script fits into `total` bytes each, or else
+    over the largest number of GPUs.
     """
     for tried, after in runner.run_all([replace(wish, change=change) for change in changes]):
         yield str(tried.change), after
@@ -369,7 +387,7 @@ def _tried(
 
 
 def _shortened(line: str) -> str:
-    """Cut a long line of code."""
+    """Cut a long line of code, so that it fits into a cell of the table."""
     if len(line) <= LONGEST:
         return line
     return f"{line[: LONGEST - 2]} …"

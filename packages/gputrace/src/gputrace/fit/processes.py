@@ -23,7 +23,7 @@ PROGRAM = str(Path(__file__).with_name("__main__.py"))
 
 
 class Process(Protocol):
-    """The part of `subprocess.Popen` that is used here."""
+    """Interface of a running process, a subset of `subprocess.Popen`."""
 
     pid: int
     returncode: int | None
@@ -38,7 +38,10 @@ Start = Callable[[Sequence[str], int], Process]
 
 
 def afresh(command: Sequence[str], output: int) -> Process:
-    """Start a new Python, which has imported nothing yet."""
+    """Start a new Python process, in which no module is imported yet.
+
+    `output` is the file descriptor for the process's output.
+    """
     return subprocess.Popen(
         [sys.executable, *command],
         stdin=subprocess.DEVNULL,
@@ -97,7 +100,7 @@ class _Attempt:
         return f"{self.wish.like}{change}: running for {seconds} s, {so_far}"
 
     def stop(self) -> None:
-        """Kill the process and all that it started, if it is running."""
+        """Kill the process, if it runs, and all processes that it started."""
         if self.is_running() and self.process is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -150,7 +153,10 @@ class Runner:
         return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // self._largest))
 
     def _outcomes(self, wishes: list[Wish], most: int) -> Iterator[tuple[Wish, Outcome]]:
-        """Yield outcomes in the order of the wishes. At the end, stop attempts that still run."""
+        """Yield outcomes in the order of the wishes, with at most `most` attempts at the same time.
+
+        If the caller stops early, kill the attempts that still run.
+        """
         attempts = [_Attempt(wish) for wish in wishes]
         try:
             for attempt in attempts:

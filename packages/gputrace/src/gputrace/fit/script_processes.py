@@ -71,7 +71,7 @@ class ScriptProcesses:
         multiprocessing.spawn.get_preparation_data = prepared
 
     def _run(self, run: Callable[[], None]) -> None:
-        """Run the work of a child process, and write its outcome."""
+        """Call `run`, which is the work of a child process, and write the outcome to a file."""
         gpus = virtualgpu.current()
         if gpus is None:
             return run()
@@ -89,7 +89,7 @@ class ScriptProcesses:
         return None
 
     def end(self) -> list[Ended]:
-        """End all processes that the script has started. Return the outcomes of measured ones."""
+        """End all processes that the script started, and return the outcomes of measured ones."""
         if any(ended.has_enough for ended in self._ended()):
             self._wait(PATIENCE)
         for number in self._missing():
@@ -135,7 +135,7 @@ class ScriptProcesses:
         os.replace(self._file("unfinished"), self._file("ended"))
 
     def _file(self, kind: str) -> Path:
-        """Return the path of a file of this process."""
+        """Return the path of this process's file of a kind, such as its outcome."""
         return self._folder / f"{os.getpid()}.{kind}"
 
 
@@ -153,7 +153,10 @@ def _loads_data(process: Any) -> bool:
 
 
 def _raising(run: Callable[[], None]) -> None:
-    """Run the work of a process, and raise an error that torch.multiprocessing hides in an exit."""
+    """Call `run`, the work of a process, so that an error in it is raised to the caller.
+
+    torch.multiprocessing would catch the error and exit with a status instead.
+    """
     try:
         run()
     except SystemExit as ended:
@@ -164,7 +167,7 @@ def _raising(run: Callable[[], None]) -> None:
 
 
 def _lives(number: int) -> bool:
-    """Return whether a process runs."""
+    """Return whether the process with this id is running."""
     try:
         return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

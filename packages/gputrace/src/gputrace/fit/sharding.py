@@ -67,7 +67,7 @@ def sharding(ranks: int) -> list[str]:
 
 
 def _models_over(parameters: list[torch.Tensor]) -> Iterator[nn.Module]:
-    """Yield the outermost modules that have one of these parameters and are not sharded yet."""
+    """Yield the outermost unsharded modules that own one of these parameters."""
     modules = of_kind(all_objects(), nn.Module)
     inner: set[int] = set()
     for module in modules:
@@ -141,7 +141,7 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def _without_parameters(model: nn.Module) -> nn.Module:
-    """Return the model before FSDP2 changes it, with its parameters on no device."""
+    """Copy a model without the values of its parameters, as it is before FSDP2 changes it."""
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
@@ -149,7 +149,11 @@ def _without_parameters(model: nn.Module) -> nn.Module:
 
 
 def _sharded_copy(unsharded: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Copy a sharded model, as if the script had copied it before, and shard the copy."""
+    """Copy a sharded model by copying its unsharded form and sharding the copy.
+
+    This replaces `copy.deepcopy`, whose `memo` it takes. The result is as if the script had copied
+    the model before it was sharded.
+    """
     parameters: dict[int, Any] = {}
     for parameter in unsharded.parameters():
         values = torch.empty_like(parameter, device="cuda")
