@@ -48,7 +48,10 @@ def watch() -> None:
 
 
 def note(result: Any) -> None:
-    """Note a cell that has run. IPython calls this function after each cell, with its result."""
+    """Remember a cell that has run.
+
+    IPython calls this function after each cell, with its result.
+    """
     source = result.info.raw_cell
     error = result.error_before_exec or result.error_in_exec
     reached = sys.maxsize
@@ -76,7 +79,10 @@ def _line_of(error: BaseException) -> int:
 
 
 def _bound(source: str, reached: int = sys.maxsize) -> frozenset[str]:
-    """Return the names to which a cell gives values in the statements that end before a line."""
+    """Return the names to which a cell gives values before the line number `reached`.
+
+    Only statements that end before this line count. By default, all statements count.
+    """
     while source.lstrip().startswith("%%"):
         source = "\n" + source.lstrip().partition("\n")[2]  # the lines keep their numbers
     shell = ipython_shell()
@@ -93,7 +99,7 @@ def _bound(source: str, reached: int = sys.maxsize) -> frozenset[str]:
 
 
 def not_on_screen(number: str) -> str:
-    """Return why the answer to an exercise is not the one that its cell shows, "" if it is.
+    """Return why an exercise's answer is not the one that its cell shows, or "" if it is.
 
     The answer is the one that the running cell gives to `labkit.check(number, ...)`. The kernel
     does not know of text that was typed but never run, nor of text that was deleted from a cell
@@ -139,7 +145,7 @@ def judged_before(number: str) -> str:
 
 
 def _made(number: str) -> tuple[str | None, int | None]:
-    """Return the answer's name, and the index of the earlier cell that gave it its last value.
+    """Return the name of an exercise's answer, and the index of the earlier cell that made it.
 
     Both are None if the running cell does not check this exercise with a name. The index is None if
     the running cell itself gives the name a value, or if no cell did.
@@ -156,7 +162,10 @@ def _made(number: str) -> tuple[str | None, int | None]:
 
 
 def _answer_to(number: str, source: str) -> str | None:
-    """Return the name that a cell passes to the check of this exercise, or None."""
+    """Return the name of the answer that a cell checks for this exercise, or None.
+
+    `source` is the text of the cell.
+    """
     try:
         calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     except SyntaxError:  # cells with magics are not Python

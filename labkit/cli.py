@@ -120,7 +120,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _add_trace(parser: CommandParser) -> None:
-    """Add the options of `trace`, which are those of gputrace's command and `--ranks`."""
+    """Add the options of the command `trace`: those of gputrace's command, and `--ranks`."""
     from labkit import machine
 
     ranks = torchrun_options.RANKS_OPTION.changed(
@@ -148,7 +148,11 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _start_attempt(command: Sequence[str], output: int) -> Any:
-    """Start a process that tries one setting of `fit`, and return the process."""
+    """Start a process that tries one setting of `fit`, and return the process.
+
+    `command` is the script to run and its arguments, and `output` the file descriptor for the
+    process's output.
+    """
     from labkit.processes import forkserver
 
     # One thread for each process, because as many processes as processors run at once.
@@ -202,13 +206,16 @@ def _trace_ranks(options: argparse.Namespace) -> int:
 
 
 def _tell(message: Exception | str, command: str) -> None:
-    """Print a message of a command, with the notes that an exception has."""
+    """Print a message, or an exception with its notes, to standard error.
+
+    The text begins with the name of the command.
+    """
     notes = getattr(message, "__notes__", [])
     print("\n".join([f"labkit {command}: {message}", *notes]), file=sys.stderr)
 
 
 def _refuse(message: str, command: str) -> int:
-    """Print why a command did not run, and return its exit status."""
+    """Print why a command did not run, and return the exit status for that."""
     print(f"labkit {command}: {message}", file=sys.stderr)
     return REFUSED
 

@@ -78,7 +78,7 @@ def read(path: Path) -> Lesson:
 
 
 def _rounded(minutes: float) -> int:
-    """Round to five minutes, and to no less."""
+    """Round a time to a multiple of five minutes, which is at least five."""
     return max(5, 5 * round(minutes / 5))
 
 
@@ -115,7 +115,10 @@ class Lessons:
         self.rows = [self._row(lesson, tries) for lesson in lessons]
 
     def _row(self, lesson: Lesson, tries: dict[str, list[bool]]) -> tuple[str, ...]:
-        """Return the texts of a lesson's row."""
+        """Return the texts of a lesson's row in the table.
+
+        `tries` has a true or false for each try at an exercise or lab.
+        """
         right = _right(lesson, tries)
         not_yet = [name for name in lesson.exercises if name not in right and tries.get(name)]
         predictions = "none to make"
@@ -197,7 +200,7 @@ def index(table: Lessons) -> dict[str, Any]:
 def way(lessons: list[Lesson], place: int) -> str:
     """Return links from a lesson to the previous one, to the contents, and to the next one.
 
-    `place` is the index of the lesson in the list.
+    `place` is the index of the lesson in the list `lessons`.
     """
     links = [f"[all lessons]({INDEX})"]
     if place > 0:

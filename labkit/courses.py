@@ -38,7 +38,7 @@ def _path() -> tuple[str, ...]:
 
 @cache
 def _names(path: tuple[str, ...]) -> list[str]:
-    """Return the names of the packages that entry points on this path name."""
+    """Return the names of the course packages that entry points on this path name."""
     installed = {entry.value for entry in metadata.entry_points(group=GROUP)}
     return sorted(installed.union(*(_entries(project) for project in _projects(path))))
 
@@ -57,7 +57,7 @@ def _projects(path: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _entries(project: Path) -> set[str]:
-    """Return the packages that a project's entry points name."""
+    """Return the names of the packages that the entry points of a `pyproject.toml` name."""
     text = project.read_text(encoding="utf-8")
     if GROUP not in text:  # most projects have no course, and parsing takes time
         return set()

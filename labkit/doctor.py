@@ -184,7 +184,7 @@ def advise(facts: Facts) -> list[Advice]:
 
 
 def _remedy(facts: Facts, package: str, least: str = "") -> str:
-    """Return how to install a package, or a newer version of it."""
+    """Return how to install a package, or to update it to the version `least`."""
     if facts.clone:
         return "run `make clean`, then `make lab`"
     if least:

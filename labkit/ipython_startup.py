@@ -10,7 +10,10 @@ def _load_hint():
     import sys
 
     def hint(result):
-        """Print a sentence below the error. IPython calls this function after each cell."""
+        """Print a sentence below an error of a cell that needs the kit before it was imported.
+
+        IPython calls this function after each cell, with its result.
+        """
         error = result.error_in_exec
         kind = type(error).__name__
         name = getattr(error, "name", None)

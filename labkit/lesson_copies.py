@@ -44,7 +44,7 @@ def shipped() -> Path:
 
 
 def glossary() -> Glossary:
-    """Return the glossary that the lessons link to."""
+    """Return the file with the glossary that the lessons link to."""
     return Glossary(shipped().parent / "docs" / "glossary.md")
 
 
@@ -186,7 +186,7 @@ def _relinked(source: str | list[str], words: Glossary) -> str | list[str]:
 
 
 def _as_copy(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Add the metadata of a copy to a notebook, and return the notebook."""
+    """Add the metadata that marks a learner's copy to a notebook, and return the notebook."""
     notebook["metadata"] |= {
         "labkit": {"version": _digest(notebook)},
         "kernelspec": KERNEL,
@@ -216,7 +216,7 @@ def _digest(notebook: dict[str, Any]) -> str:
 
 
 def _version(path: Path) -> str | None:
-    """Return the digest that a copy had when it was made, None if the file has none."""
+    """Return the digest that is stored in a copy since it was made, or None if there is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))["metadata"]["labkit"]["version"]
     except (ValueError, KeyError, TypeError):

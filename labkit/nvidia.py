@@ -66,7 +66,7 @@ def readings() -> list[Reading]:
 
 
 def _asked(read: Callable[[Any], Found]) -> Found | Answer:
-    """Return what `read` reads with the module `pynvml`, or an answer with NVML's trouble."""
+    """Return the result of `read`, which gets the module `pynvml`, or the trouble with NVML."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:

@@ -29,7 +29,10 @@ def tags(cell: Mapping[str, Any]) -> list[str]:
 
 
 def prose(cells: Cells) -> str:
-    """Return the Markdown that a learner reads, without fenced code, addresses and solutions."""
+    """Return the Markdown that a learner reads in the cells.
+
+    Fenced code, addresses and solutions are left out.
+    """
     readable = [
         text(cell)
         for cell in cells
@@ -40,12 +43,12 @@ def prose(cells: Cells) -> str:
 
 
 def words(cells: Cells) -> int:
-    """Count the words of the prose."""
+    """Count the words of Markdown that a learner reads in the cells."""
     return len(re.findall(r"\w[\w'’.:_/-]*", prose(cells)))
 
 
 def predictions(cells: Cells) -> int:
-    """Count how often a learner is asked to predict."""
+    """Count how often the cells ask a learner for a prediction."""
     return prose(cells).count("*Predict")
 
 
@@ -61,12 +64,12 @@ def teaching_cells(cells: Cells) -> list[Any]:
 
 
 def exercises(cells: Cells) -> int:
-    """Count the exercises."""
+    """Count the exercises in the cells."""
     return sum("exercise" in tags(cell) for cell in cells)
 
 
 def lines(source: str) -> int:
-    """Count the lines that are not empty."""
+    """Count the lines of a source that are not empty."""
     return sum(bool(line.strip()) for line in source.splitlines())
 
 

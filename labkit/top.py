@@ -31,7 +31,12 @@ WHOSE = (
 
 
 def main(pid: int | None, once: bool) -> int:
-    """Show the state until the user ends the view, or print it once. Return the exit status."""
+    """Show the state of processes with GPUs until the user ends the view. Return the exit status.
+
+    Args:
+        pid: the process to show. None shows all.
+        once: print the state once instead.
+    """
     if not hasattr(socket, "AF_UNIX"):
         print("labkit top: this system has no local sockets, which it needs", file=sys.stderr)
         return 1
@@ -140,7 +145,7 @@ def picture(pid: int | None, width: int | None = None, answers: Answers | None =
 
 
 def described(report: dict[str, Any]) -> list[str]:
-    """Return the lines about one process."""
+    """Return the lines of text about one process, given its report."""
     process, virtual = report["process"], report["virtual"]
     title = f"{process['program']} (process {process['pid']})"
     if process["rank"]:
@@ -166,7 +171,7 @@ def described(report: dict[str, Any]) -> list[str]:
 
 
 def _virtual(gpu: dict[str, Any]) -> list[str]:
-    """Return the lines about a virtual GPU."""
+    """Return the lines of text about a virtual GPU, given the report about it."""
     busy = ", ".join(gpu["streams"]) or "none"
     return [
         f"  cuda:{gpu['index']} {gpu['name']} (virtual)",
@@ -177,7 +182,7 @@ def _virtual(gpu: dict[str, Any]) -> list[str]:
 
 
 def _real(gpu: dict[str, Any]) -> list[str]:
-    """Return the lines about a real GPU."""
+    """Return the lines of text about a real GPU, given the report about it."""
     return [
         f"  cuda:{gpu['index']} {gpu['name']} (measured)",
         f"    tensors {byte_text(gpu['allocated'])}, reserved {byte_text(gpu['reserved'])}",
@@ -185,7 +190,7 @@ def _real(gpu: dict[str, Any]) -> list[str]:
 
 
 def _measured(index: int, reading: nvidia.Reading) -> str:
-    """Return the line about what NVML measures on a GPU."""
+    """Return the line of text about NVML's reading of the GPU with this index."""
     parts = [f"  GPU {index} {reading.name}"]
     if reading.used is not None and reading.total:
         parts.append(_bar(reading.used, reading.total))
@@ -195,7 +200,7 @@ def _measured(index: int, reading: nvidia.Reading) -> str:
 
 
 def _bar(used: int, total: int) -> str:
-    """Return a bar and the bytes that all processes use."""
+    """Return a bar for the used share of a GPU's memory, followed by the bytes."""
     full = min(BAR, round(BAR * used / total))
     return f"[{'#' * full}{'.' * (BAR - full)}] {byte_text(used)} of {byte_text(total)} in use"
 
@@ -249,7 +254,7 @@ def _watch(pid: int | None) -> int:
 
 
 def _draw(screen: Any, lines: list[str], height: int, width: int) -> None:
-    """Draw the lines, and below them what one can do."""
+    """Draw the lines on the screen, and below them the keys that the user can press."""
     room = max(1, height - 1)
     keys = "q: quit"
     if len(lines) > room:

@@ -77,7 +77,10 @@ OUTPUT = option(
 
 
 def add_job(parser: CommandParser, timeout: float | None) -> None:
-    """Add the options that a command and a notebook's cell share."""
+    """Add the options that `labkit torchrun` and `%%torchrun` share to a parser.
+
+    `timeout` is the default of `--timeout` in seconds, or None for no limit.
+    """
     parser.add(*OF_THE_JOB)
     parser.add(LIKE, help=f"{LIKE.settings['help']} (default: ranks have no virtual GPU)")
     parser.add(*VIRTUAL)

@@ -45,7 +45,7 @@ def check(number: str, answer: Any) -> Verdict:
 
 
 def _tried(known: Check, answer: Any) -> Verdict:
-    """Try the answer within the limits of a check, and count the try."""
+    """Run the answer within the limits of a check, record the attempt, and return the verdict."""
     number = known.number
     inputs = checking.drawn(known)
     try:
@@ -67,7 +67,7 @@ def _tried(known: Check, answer: Any) -> Verdict:
 
 
 def _at(error: BaseException, answer: Any) -> str:
-    """Return the line of the answer that the error came from, in brackets, "" if it is unknown."""
+    """Return the line of the answer that raised the error, in brackets, or "" if it is unknown."""
     line = "; ".join(checking.own_line(error, answer))
     return f" ({line})" if line else ""
 
@@ -121,7 +121,7 @@ def exercises(lesson: str | None = None) -> dict[str, Check]:
 
 
 def with_variants(lesson: str | None = None) -> dict[str, Check]:
-    """Return the checks of one lesson, or of all lessons, with those of variants for exams."""
+    """Return the checks of one lesson, or of all lessons, and those of their exam variants."""
     found = exercises(lesson)
     return found | {each.check.number: each.check for each in variants(lesson).values()}
 

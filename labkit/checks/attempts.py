@@ -56,7 +56,10 @@ class Progress:
 
 
 def _state(tried: list[bool]) -> str:
-    """Describe the tries at an exercise, such as "right, at try 2"."""
+    """Describe the tries at an exercise in words, such as "right, at try 2".
+
+    `tried` says for each try whether it was right.
+    """
     if not tried:
         return "not attempted"
     if True not in tried:
@@ -65,7 +68,7 @@ def _state(tried: list[bool]) -> str:
 
 
 def note(check: Check, verdict: Verdict, inputs: Plain) -> Verdict:
-    """Count a try, and return the verdict with more help if the last tries failed, too.
+    """Record a try, and return the verdict with more help if the last tries failed, too.
 
     After the second wrong try in a row, the message also shows the inputs. After the third, it
     names the section of the lesson that explains the exercise. After the fourth, it says where the
@@ -100,6 +103,6 @@ def _failed_since_right(tried: list[bool]) -> int:
 
 
 def tried() -> set[str]:
-    """Return the numbers of the lessons, such as "01", of which an exercise was tried."""
+    """Return the numbers of the lessons with an exercise that was tried, such as "01"."""
     progress_file.read()
     return {number[:2] for number, tried in tries.items() if tried and number[:2].isdigit()}

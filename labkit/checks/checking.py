@@ -62,9 +62,10 @@ _OTHER_MARK = ("○", "#595959")
 
 
 def marked(word: str, exercise: str) -> str:
-    """Return the number of an exercise and its state as HTML, with a mark and a colour.
+    """Return HTML that shows the number of an exercise and a state, such as "Right".
 
-    The colours are readable in the light and in the dark theme of JupyterLab.
+    `word` is the state. It has a mark and a colour, which is readable in the light and in the dark
+    theme of JupyterLab.
     """
     mark, colour = _MARKS.get(word.lower(), _OTHER_MARK)
     look = (
@@ -98,7 +99,7 @@ def wrong_type(returned: Any, expected: str, hint: str = "") -> Verdict:
 
 
 def not_attempted() -> Verdict:
-    """Return the verdict on an exercise whose cell is still as it came."""
+    """Return the verdict on an exercise whose cell was not changed yet."""
     return Verdict(False, "not attempted")
 
 
@@ -253,7 +254,7 @@ def is_stub(answer: Any, script: Callable[..., Any] | None = None) -> bool:
 
 
 def _alone(function: Any) -> Any:
-    """Return the function compiled without its module, as in an exercise's cell.
+    """Return a function compiled outside its module, as it would be in an exercise's cell.
 
     An import beside a function would change the function's bytecode.
     """
@@ -263,12 +264,18 @@ def _alone(function: Any) -> Any:
 
 
 def _content(function: Any) -> tuple:
-    """Return a function's code and defaults. They do not depend on its comments and line breaks."""
+    """Return a function's code and defaults in a form that can be compared.
+
+    Comments and line breaks do not matter.
+    """
     return _code(function.__code__), function.__defaults__, function.__kwdefaults__
 
 
 def _code(code: types.CodeType) -> tuple:
-    """Return all of a code object except its file, its name and its lines."""
+    """Return the parts of a code object that matter for comparisons.
+
+    The file, the name and the line numbers are left out.
+    """
     constants: list[Any] = []
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -313,10 +320,10 @@ def quote(error: BaseException, answer: Any = None) -> str:
 
 
 def _gist(message: str) -> str:
-    """Return the first line of a message, and the line that says what is wrong.
+    """Return the most important lines of an error message: the first, and the one with the cause.
 
-    That line is the next one if the first ends with a colon, and the last one if the message quotes
-    the traceback of a replica.
+    The second is the next line if the first ends with a colon, and the last line if the message
+    quotes the traceback of a replica.
     """
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     told = lines[:1]
@@ -331,7 +338,10 @@ def _gist(message: str) -> str:
 
 
 def own_line(error: BaseException, answer: Any) -> list[str]:
-    """Return a list with the line of `answer` that raised the error. It is empty if unknown."""
+    """Return the line of `answer` that raised the error, as a list with one text.
+
+    The list is empty if the line is unknown.
+    """
     if not callable(answer):
         return []
     code = getattr(inspect.unwrap(answer), "__code__", None)
@@ -380,14 +390,14 @@ def plural(count: int, noun: str) -> str:
 
 
 def one_number(value: Any) -> int | float | None:
-    """Return the number like `number`, also if the value is a tensor without dimensions."""
+    """Return a number as `number` does, and also accept a tensor with a single element."""
     if not _is_trusted_tensor(value):
         return number(value)
     return number(value.item()) if value.dim() == 0 else None
 
 
 def number_or_type(value: Any) -> int | float | str:
-    """Return the number like `number`, or the name of the value's type if it is not a number."""
+    """Return a number as `number` does, or the name of the value's type if it is not a number."""
     found = number(value)
     if found is None:
         return type(value).__name__

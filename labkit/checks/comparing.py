@@ -43,7 +43,7 @@ def near(found: Any, expected: Any, relative: float = 1e-4, absolute: float = 1e
 
 
 def apart(found: list[float], expected: list[float], whose: str) -> str:
-    """Return a text about the first element that is not `near` the expected one.
+    """Return a text about the first element of `found` that is not `near` the expected one.
 
     The text has at most three elements from there on, and the expected ones after `whose`. For
     example, `apart([1.0, 5.0], [1.0, 2.0], "PyTorch has")` returns "[5] from element 1 on, where
@@ -58,16 +58,16 @@ def apart(found: list[float], expected: list[float], whose: str) -> str:
 
 
 def shown(values: list[float] | None) -> str:
-    """Return a list of numbers as text, "none" for None."""
+    """Return a list of numbers as text, or "none" for None."""
     if values is None:
         return "none"
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
 def first_difference(found: Sequence[Any], expected: Sequence[torch.Tensor]) -> str:
-    """Return a text about the first difference from the expected tensors, "" if there is none.
+    """Return a text about the first of the found tensors that differs from the expected one.
 
-    Tensors may be on different devices.
+    The text is "" if all are equal. Tensors may be on different devices.
     """
     if len(found) != len(expected):
         return f"there are {len(found)} tensors instead of {len(expected)}"

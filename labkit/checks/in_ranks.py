@@ -40,7 +40,7 @@ RETURNED, RAISED, WAITED, GONE = "returned", "raised", "waited", "gone"
 
 
 class RankError(RuntimeError):
-    """Error of ranks that waited for one another in vain, or of a rank that ended its process."""
+    """Error if ranks waited for one another in vain, or if a rank ended its process."""
 
 
 def in_ranks(
@@ -84,7 +84,7 @@ def in_ranks(
 
 
 def _patience() -> float:
-    """Return the seconds that a rank waits for the others before the answer is at fault.
+    """Return how many seconds a rank waits for the others before this counts as an error.
 
     On a busy machine, ranks also wait for a processor. There the limit grows with the number of
     processes that want each processor.
@@ -126,7 +126,11 @@ def _collected(
 
 
 def _values(told: dict[int, tuple[str, Any]], ranks: int, like: str | None) -> list[Plain]:
-    """Return what the ranks returned. Raises as `in_ranks` if a rank returned nothing."""
+    """Return what each rank's function returned, from the reports of the ranks.
+
+    `told` has a (kind, content) for each rank that reported. Raises as `in_ranks` if a rank
+    returned nothing.
+    """
     for rank, (kind, what) in sorted(told.items()):
         if kind == RAISED:
             error = pickle.loads(what)
@@ -158,7 +162,14 @@ def _rank(
     line: connection.Connection,
     patience: float,
 ) -> None:
-    """Run the program in one rank, and send the result through `line`. Each rank runs this."""
+    """Run the program in one rank, and send its result through `line`. Each rank runs this.
+
+    Args:
+        store: the file through which the ranks find each other.
+        call: the pickled program and answer.
+        given: the inputs of this rank.
+        patience: how many seconds the rank waits for the others.
+    """
     machine.use(None)  # a forked process begins with its parent's GPUs
     if like is not None:
         machine.use(ranks, like, virtual=True, quiet=True)
@@ -186,7 +197,7 @@ def _rank(
 
 
 def _own_hash(rank: int, value: Any) -> int:
-    """Return a hash that differs between the ranks if the value contains text.
+    """Return a hash of a value that differs between ranks if the value contains text.
 
     In separately started Python processes, text has different hashes. These ranks are forked, so
     their hashes would be equal, and a check would miss an answer that relies on them.
@@ -198,7 +209,7 @@ def _own_hash(rank: int, value: Any) -> int:
 
 
 def _failure(error: BaseException) -> tuple[str, Any]:
-    """Return how a rank reports an error.
+    """Return the (kind, content) with which a rank reports an error.
 
     An error in gloo's connections means that another rank is gone or waits in another collective.
     """

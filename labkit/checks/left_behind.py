@@ -41,14 +41,20 @@ class Followed:
         return copy.copy, (self._answer,)
 
     def _called(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call the function, compare the state, and return the result, which is followed, too."""
+        """Call the function, note what the call changed, and return the result.
+
+        `given` and `named` are the arguments. Calls of a returned function are followed, too.
+        """
         before = _Before((given, named))
         result = function(*given, **named)
         self._compare(before)
         return self._returned(result)
 
     def _returned(self, result: Any) -> Any:
-        """Return a result of the answer, so that calls of a function or module are compared."""
+        """Return the result of an answer.
+
+        Wrap a function or module, so that its calls are compared.
+        """
         if type(result) is types.FunctionType:
 
             @functools.wraps(result)
@@ -67,7 +73,7 @@ class Followed:
         return result
 
     def _compare(self, before: "_Before") -> None:
-        """Note a sentence about the first setting or argument that has changed."""
+        """Note a sentence about the first setting or argument that has changed since `before`."""
         sentence = before.change(self._alters)
         if sentence:
             self.left.append(sentence)
@@ -93,7 +99,10 @@ class _Before:
         self._models = [(leaf, _ModelState(leaf)) for leaf in leaves if isinstance(leaf, nn.Module)]
 
     def change(self, alters: tuple[str, ...]) -> str:
-        """Return a sentence about the first change, "" if there is none."""
+        """Return a sentence about the first change, or "" if nothing has changed.
+
+        `alters` names what the answer may change.
+        """
         now = _settings()
         for name, before in self._settings.items():
             if now[name] != before:
@@ -161,12 +170,12 @@ def _settings() -> dict[str, Any]:
 
 
 def hooks_of(holder: Any) -> int:
-    """Count the hooks of a module, or those that PyTorch calls for every module."""
+    """Return the number of hooks of a module, or of the global hooks for all modules."""
     return sum(len(hooks) for name, hooks in vars(holder).items() if name.endswith("_hooks"))
 
 
 def _state(tensor: Any) -> tuple[Any, ...]:
-    """Return what an answer should not change of a tensor.
+    """Return the state of a tensor that an answer should not change.
 
     The first part changes when the values do: it has the number of in-place changes and the address
     on a GPU. The other parts are the dtype, the shape, and whether a leaf requires gradients.
@@ -184,24 +193,14 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Return a function that returns the value. It does not keep a tensor alive."""
+    """Return a function that returns the value. It has only a weak reference to a tensor."""
     if isinstance(value, torch.Tensor):
         return weakref.ref(value)
     return lambda: value
 
 
 class _ModelState:
-    """What an answer should not change of a model.
-
-    Attributes:
-        modes: whether each module is in training mode, by the module's path.
-        hooks: the number of hooks of all modules.
-        names: the attributes of all modules, with the module's path.
-        trained: whether each parameter requires gradients, by the parameter's path.
-        versions: the number of in-place changes of each parameter.
-        devices: the device of each parameter on a GPU.
-        addresses: the address of each parameter on a GPU.
-    """
+    """The state of a model that an answer should not change."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modes: dict[str, bool] = {}
@@ -226,7 +225,10 @@ class _ModelState:
 def _change_of_model(
     model: nn.Module, before: _ModelState, now: _ModelState, alters: tuple[str, ...]
 ) -> str:
-    """Return a sentence about the first change of a model, "" if there is none."""
+    """Return a sentence about the first difference between two states of a model, or "".
+
+    `alters` names what the answer may change.
+    """
     for path, training in before.modes.items():
         if now.modes.get(path, training) != training:
             mode = "evaluation" if training else "training"

@@ -31,7 +31,7 @@ class _Setting(NamedTuple):
     set: Callable[[Any], Any]
 
     def value(self) -> Any:
-        """Return the value, or None if PyTorch does not tell it.
+        """Return the value of the setting, or None if PyTorch refuses to report it.
 
         PyTorch raises RuntimeError if a program has used its old and its new names for TF32.
         """
@@ -40,7 +40,7 @@ class _Setting(NamedTuple):
         return None
 
     def restore(self, value: Any) -> None:
-        """Set the value, unless it is the present one or unknown."""
+        """Give the setting this value, unless it has it already or the value is None."""
         if value is not None and self.value() != value:
             self.set(value)
 
@@ -63,7 +63,7 @@ def settings_kept() -> Iterator[None]:
 
 
 def _settings() -> list[_Setting]:
-    """Return all settings, in the order in which to restore them.
+    """Return all settings that are restored, in the order in which to restore them.
 
     Restoring a setting may change a setting that comes later in the list.
     """
@@ -109,6 +109,6 @@ def _attribute(module: Any, name: str) -> _Setting:
 
 
 def _set_default_device(device: torch.device) -> None:
-    """Set the default device."""
+    """Set PyTorch's default device for new tensors."""
     # With the CPU instead of None, each call of PyTorch would be slower.
     torch.set_default_device(None if device.type == "cpu" else device)

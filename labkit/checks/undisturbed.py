@@ -55,7 +55,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _allocated() -> int:
-    """Return the bytes allocated on all GPUs."""
+    """Return the bytes that tensors use on all GPUs."""
     return sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))
 
 

@@ -36,7 +36,7 @@ PLAIN = (
 
 
 class UnknownError(Exception):
-    """Something that a function uses has no text that stands for it."""
+    """Error for a value that a function uses and that has no text for the fingerprint."""
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
@@ -82,9 +82,9 @@ def _globals_used(text: str) -> set[str]:
 
 
 def _texts_used(waiting: list[tuple[str, Any]]) -> dict[str, str]:
-    """Return the texts of these names and values, and of all that they use, directly or not.
+    """Return the texts of these values, and of all that they use, directly or not.
 
-    Raises UnknownError if one of them has no text.
+    `waiting` has a (name, value) for each. Raises UnknownError if one of them has no text.
     """
     found: dict[str, str] = {}
     names: dict[int, str] = {}  # of definitions, which may use each other in a circle
@@ -111,13 +111,19 @@ def _texts_used(waiting: list[tuple[str, Any]]) -> dict[str, str]:
 
 
 def _bound_arguments(name: str, value: "partial[Any]") -> list[tuple[str, Any]]:
-    """Return the arguments that a partial function binds, with names that say where."""
+    """Return (name, value) for each argument that a partial function binds.
+
+    `name` is the name of the partial function, with which the names begin.
+    """
     places = [*enumerate(value.args), *value.keywords.items()]
     return [(f"{name}.argument_{place}", argument) for place, argument in places]
 
 
 def _names_in_reach(name: str, value: Any, text: str) -> list[tuple[str, Any]]:
-    """Return the globals and the variables of enclosing functions that the text uses."""
+    """Return (name, value) for each global and each enclosing variable that a function uses.
+
+    `name` is the name of the function `value`, and `text` is its source.
+    """
     functions = [value] if not isinstance(value, type) else list(vars(value).values())
     functions = [inspect.unwrap(each) for each in functions if callable(each)]
     names: dict[str, tuple[str, Any]] = {}
@@ -133,7 +139,10 @@ def _names_in_reach(name: str, value: Any, text: str) -> list[tuple[str, Any]]:
 
 
 def _cells(name: str, function: FunctionType) -> dict[str, tuple[str, Any]]:
-    """Return the variables of enclosing functions, with names that say whose they are."""
+    """Return (name, value) for each variable of enclosing functions that a function uses.
+
+    `name` is the name of the function, with which the names begin.
+    """
     cells = {}
     for used, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -146,9 +155,10 @@ def _cells(name: str, function: FunctionType) -> dict[str, tuple[str, Any]]:
 
 
 def _text(value: Any, name: str) -> str:
-    """Return the text of a function, a class or a constant, and "" for what a package defines.
+    """Return the source text of a function, a class or a constant.
 
-    Raises UnknownError if the value has no text.
+    The text is "" for what a package defines. `name` is the name of the value in its module. Raises
+    UnknownError if the value has no text.
     """
     if _is_plain(value):
         return f"{name} = {value!r}"
@@ -177,7 +187,10 @@ def _qualified(value: Any) -> str:
 
 
 def _text_of_function(value: Any, name: str) -> str:
-    """Return the text of a function. A wrapped one has a text only if decorators wrapped it."""
+    """Return the source text of a function, which is called `name` where it is used.
+
+    A function with a wrapper has a text only if a decorator added the wrapper.
+    """
     function = inspect.unwrap(value)
     if not isinstance(function, FunctionType):
         return ""
@@ -207,7 +220,7 @@ def _text_of_class(made: type) -> str:
 
 
 def _is_class_with_line(node: ast.AST, name: str, line: int) -> bool:
-    """Return whether the node is the class with this name, and contains the line."""
+    """Return whether a node is the definition of the class `name`, and contains this line."""
     if not isinstance(node, ast.ClassDef) or node.name != name:
         return False
     return node.lineno <= line <= (node.end_lineno or node.lineno)
@@ -219,7 +232,7 @@ def _is_of_the_user(module: str | None) -> bool:
 
 
 def _tree(filename: str) -> ast.AST:
-    """Return the code of a file or a cell. Return an empty module if there is none."""
+    """Return the syntax tree of a file or a cell. It is empty if the source is not known."""
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:

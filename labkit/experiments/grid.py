@@ -25,12 +25,12 @@ class Grid:
         return math.prod(len(values) for values in self.values.values())
 
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """Yield the arguments of one call after the other."""
+        """Yield a dictionary of arguments for each combination of the grid."""
         for chosen in itertools.product(*self.values.values()):
             yield dict(zip(self.values, chosen, strict=True))
 
     def labels(self) -> dict[str, list[Any]]:
-        """Return the values as a table shows them."""
+        """Return the values of each argument as the table shows them."""
         return {name: [label(value) for value in values] for name, values in self.values.items()}
 
 
@@ -101,7 +101,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def label(value: Any) -> Any:
-    """Return the value as a table and a JSON file have it: a number or a text."""
+    """Return a value as tables and JSON files show it, which is a number or a text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):

@@ -67,7 +67,10 @@ class Lab(panel.ExperimentPanel):
         grid: Mapping[str, Any],
         **options: Any,
     ) -> Self:
-        """Make the widget, and let one of the same function and options take its place later."""
+        """Make the widget, and store its function and options to recognize it later.
+
+        A later widget with the same function and options shows what this one showed.
+        """
         lab = super().__new__(cls, function, grid, **options)
         # A cell that runs again makes a new function of the same code.
         code = fingerprint(function) or repr(function)
@@ -86,7 +89,7 @@ class Lab(panel.ExperimentPanel):
         values: bool = True,
         units: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the widget. Raises what the class says."""
+        """Make the widget. The class describes the arguments and the errors."""
         self.question = _checked_question(question)
         self.cells_to_run = (
             f"the set-up cell at the top of the lesson, the cell that defines {name_of(function)}, "
@@ -113,7 +116,7 @@ class Lab(panel.ExperimentPanel):
         super().__init__(*([[*self.lists.values()]] if self.lists else []))
 
     def chosen_grid(self) -> dict[str, Any]:
-        """Return the grid, with the value chosen in each list instead of all its values."""
+        """Return the grid, in which each list to choose from is replaced by the chosen value."""
         chosen: dict[str, Any] = dict(self.grid.values)
         for name, widget in self.lists.items():
             texts = [str(label(value)) for value in self.grid.values[name]]
@@ -148,7 +151,7 @@ class Lab(panel.ExperimentPanel):
         return result.plot(self.x, self.predicted_quantity, prediction=point)
 
     def verdict(self, result: Result, prediction: float) -> str:
-        """Return a sentence that says how far the prediction is off."""
+        """Return a sentence that says how far the prediction differs from the measured value."""
         typed = f" {self.unit}".rstrip()
         measured = self._measured(result)
         if measured is None:
@@ -164,7 +167,7 @@ class Lab(panel.ExperimentPanel):
         return said + _failures(result)
 
     def predicted(self, text: str) -> float:
-        """Return the number that was typed.
+        """Return the predicted number that the learner has typed.
 
         Raises ValueError if the text is not a number, or if a speed-up is not greater than 0.
         """
@@ -176,7 +179,7 @@ class Lab(panel.ExperimentPanel):
         return number
 
     def _measured(self, result: ResultData) -> float | None:
-        """Return what the prediction is compared with, in the unit in which it is typed.
+        """Return the measured value of the predicted quantity, in the unit of the prediction.
 
         Return None if it was not measured. A speed-up also needs the first row, and times above 0.
         """
@@ -193,7 +196,7 @@ class Lab(panel.ExperimentPanel):
         return None
 
     def _why_open(self, result: ResultData) -> str:
-        """Return why there is nothing that the prediction could be compared with."""
+        """Return why a result has no value with which to compare the prediction."""
         measured = result.column(self.x)
         for place in (self.last, self.grid.labels()[self.x][0]):
             if place not in measured:
@@ -201,12 +204,12 @@ class Lab(panel.ExperimentPanel):
         return f"{self._where(self.last)} has no {self.predicted_quantity}"
 
     def _where(self, place: Any) -> str:
-        """Return the arguments of the row at this place of the x axis as text."""
+        """Return the arguments at the value `place` of the x axis as text."""
         chosen = {name: widget.value for name, widget in self.lists.items()}
         return in_words({self.x: place} | chosen)
 
     def _show(self, run: Run) -> None:
-        """Show the figure, or the table if there is no figure of what is predicted."""
+        """Show the figure of a run, or its table if the predicted quantity cannot be drawn."""
         try:
             super()._show(run)
         except (KeyError, ValueError) as error:
@@ -218,13 +221,16 @@ class Lab(panel.ExperimentPanel):
             )
 
     def _fail(self, error: Exception) -> None:
-        """Show the error. A UnitsError is shown without its name, because its text is enough."""
+        """Show an error.
+
+        A UnitsError is shown without its class name, because its text is enough.
+        """
         super()._fail(error)
         if isinstance(error, UnitsError):
             self._say(str(error), alert=True)
 
     def _prediction_tested(self) -> None:
-        """Count the prediction under the name of the function."""
+        """Count a tested prediction in the learner's progress, under the name of the function."""
         progress_file.add(name_of(self.function), True)
 
 
@@ -234,14 +240,14 @@ def _good(prediction: float, measured: float, within: float) -> bool:
 
 
 def _short(number: float) -> str:
-    """Return a number as people write it: whole numbers in full, others with three digits."""
+    """Return a number as text: whole numbers in full, others with three significant digits."""
     if number == int(number):
         return str(int(number))
     return unit_texts.number_text(number, 3)
 
 
 def _failures(result: ResultData) -> str:
-    """Return why combinations failed, as sentences."""
+    """Return sentences that say why combinations of arguments failed."""
     told = [
         f" {in_words(failure['arguments'])} failed. {failure['error']}"
         for failure in result.failures
@@ -266,7 +272,10 @@ def _typed_unit(
     predict: str,
     units: Mapping[str, str],
 ) -> tuple[str, float]:
-    """Return the unit in which the prediction is typed, and its size."""
+    """Return the unit in which the learner types the prediction, and its size in base units.
+
+    `predict` is the predicted quantity, and `units` are the units of columns.
+    """
     if not isinstance(predict, str):
         raise TypeError(f"predict={predict!r}: give a column or a quantity, such as 'speed-up'")
     if predict == SPEED_UP or predict.endswith(f" {SPEED_UP}"):

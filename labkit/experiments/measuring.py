@@ -34,12 +34,12 @@ _measuring = threading.RLock()  # held by the thread that measures
 
 
 class UnitsError(ValueError):
-    """The units name a column that does not exist."""
+    """Error for `units` that name a column which does not exist."""
 
 
 @contextlib.contextmanager
 def _only_this_thread() -> Iterator[None]:
-    """Raise RuntimeError if another thread measures. Each would count the other's time."""
+    """Raise RuntimeError if another thread is measuring, because the times would mix."""
     if not _measuring.acquire(blocking=False):
         raise RuntimeError(
             "Another thread is measuring on these GPUs, and each would count the other's time. "
@@ -91,7 +91,7 @@ def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> f
 
 
 def _check_that_it_ran(outcome: object) -> None:
-    """Raise TypeError for a generator or a coroutine, which a call makes but does not run."""
+    """Raise TypeError if a call returned a generator or a coroutine, because no code ran yet."""
     if inspect.isgenerator(outcome) or inspect.iscoroutine(outcome):
         outcome.close()
     elif not inspect.isasyncgen(outcome):
@@ -232,7 +232,11 @@ class Measurement(Run):
             raise self._first_error
 
     def _row(self, arguments: dict[str, Any], labels: dict[str, Any]) -> Row | None:
-        """Call the function once. Return None, and keep the reason, if the call fails."""
+        """Call the function once, and return the row of the result.
+
+        `labels` are the arguments as the row shows them. If the call fails, store the reason and
+        return None.
+        """
         held = self._allocated()
         for gpu in range(self._machine.count):
             torch.cuda.reset_peak_memory_stats(gpu)
@@ -250,7 +254,10 @@ class Measurement(Run):
         return labels | numbers
 
     def _call(self, arguments: dict[str, Any]) -> Any:
-        """Call the function with lists and dictionaries of its own, which it may change."""
+        """Call the function with copies of the arguments' lists and dictionaries.
+
+        The function may change the copies.
+        """
         own = {
             name: copy.deepcopy(value) if isinstance(value, list | dict) else value
             for name, value in arguments.items()
@@ -342,7 +349,11 @@ def _checked_units(units: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _number(value: Any, function: str, key: str | None) -> float:
-    """Return the value as a plain number. Raises TypeError for anything else."""
+    """Return a value that the function returned as a plain number.
+
+    `function` is the function's name, and `key` the name of the value in a dictionary, for the
+    message of the TypeError that is raised for anything else.
+    """
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if isinstance(value, Integral):
@@ -379,7 +390,7 @@ def _number_text(value: float) -> str:
 
 
 def _error_text(error: Exception) -> str:
-    """Return the name and the message of an error, also of one whose message cannot be read."""
+    """Return the class name and the message of an error, even if its message cannot be read."""
     try:
         message = str(error)
     except Exception as another:
@@ -390,7 +401,10 @@ def _error_text(error: Exception) -> str:
 
 
 def _free_locals(error: BaseException) -> None:
-    """Free the tensors that the failed call still holds. The traceback keeps its lines."""
+    """Free the local variables of a failed call, which may hold tensors.
+
+    The traceback keeps its lines.
+    """
     chained: BaseException | None = error
     while chained is not None:
         with contextlib.suppress(RuntimeError):
@@ -400,7 +414,7 @@ def _free_locals(error: BaseException) -> None:
 
 
 def _free_callers(error: BaseException) -> None:
-    """Free the locals of the functions that called the one where the traceback begins.
+    """Free the local variables of the functions that called the one where the traceback begins.
 
     An error that autograd passes on in another thread lacks these functions in its traceback.
     """

@@ -72,7 +72,7 @@ Point = tuple[Any, float]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What the y axis shows: its name, the unit of its values, and how a row's value is made.
+    """The quantity on the y axis: its name, the unit of its values, and how to compute them.
 
     `value` takes a row and the first row of the line.
     """
@@ -82,14 +82,14 @@ class Quantity:
     value: Callable[[Row, Row], float]
 
     def text(self, value: float) -> str:
-        """Return a value with its unit."""
+        """Write a value of the quantity with its unit."""
         if self.unit == SPEED_UP:
             return f"{units.number_text(value, 2)} times"
         return units.text_with_unit(float(value), self.unit)
 
     @property
     def needs(self) -> str:
-        """Why a point has no value."""
+        """The reason why a point has no value of this quantity, as text."""
         if self.unit == SPEED_UP:
             return "a time is not above 0"
         return "the number is missing or not finite"
@@ -165,7 +165,10 @@ def plotted(
 
 
 def quantity_of(result: ResultData, y: str) -> Quantity:
-    """Return what `y` means. Raises KeyError or ValueError as `Result.plot`."""
+    """Return the quantity that the name `y` stands for.
+
+    Raises KeyError or ValueError as `Result.plot` does.
+    """
     if y in result.columns:
         _check_numbers(result, y)
         return Quantity(y, result.columns[y], lambda row, first: _number(row[y]))
@@ -216,14 +219,14 @@ def _check_numbers(result: ResultData, column: str) -> None:
 
 
 def _number(value: Any) -> float:
-    """Return a value that can be drawn, and nan for all others."""
+    """Return a number that can be drawn, or nan for any other value."""
     if _is_number(value) or isinstance(value, bool):
         return value
     return nan
 
 
 def _speed_up(first: Any, time: Any) -> float:
-    """Return how many times as fast as `first` the time is, nan if one of them is not above 0."""
+    """Return the speed-up of `time` over the time `first`, or nan if one of them is not above 0."""
     first, time = _number(first), _number(time)
     if first > 0 and time > 0:
         return first / time
@@ -231,7 +234,7 @@ def _speed_up(first: Any, time: Any) -> float:
 
 
 def _only_measured(result: ResultData, kind: str) -> str:
-    """Return the column that a quantity is made of if only one is possible."""
+    """Return the only measured column from which a quantity of this kind can be computed."""
     columns = result.measured
     if kind == SPEED_UP:
         columns = [name for name in columns if result.columns[name] == "seconds"] or columns
@@ -332,7 +335,7 @@ def _line_name(result: ResultData, by: str | None, value: Any) -> str:
 def _left_out(
     result: ResultData, x: str, by: str | None, quantity: Quantity, lines: list[Line], first: Any
 ) -> list[str]:
-    """Return what is not drawn and why, as notes."""
+    """Return notes that say which points and lines are not drawn, and why."""
     drawn = {line.value: [place for place, _ in line.points] for line in lines}
     whole_lines, points = [], []
     for row in result.rows:
@@ -429,7 +432,10 @@ def _draw(
 
 
 def _style(is_recorded: bool, numeric: bool) -> dict[str, Any]:
-    """Return how a line looks. Words on the x axis are not joined by a line."""
+    """Return matplotlib's style of a line. If x has words, there are only points.
+
+    `is_recorded` says whether the line is a recording, and `numeric` whether x has numbers.
+    """
     style: dict[str, Any] = {"linestyle": "-", "linewidth": 2}
     if is_recorded:
         style = {"linestyle": "--", "linewidth": 1.4, "markerfacecolor": "white"}
@@ -439,7 +445,10 @@ def _style(is_recorded: bool, numeric: bool) -> dict[str, Any]:
 
 
 def _draw_prediction(axes: Axes, place: float, value: float, quantity: Quantity) -> None:
-    """Draw a hollow marker, and write beside it on the side that has more room."""
+    """Draw a predicted point as a hollow marker, with a text on the side that has more space.
+
+    `place` is the x coordinate of the point.
+    """
     axes.plot([place], [value], marker="o", markeredgecolor=BLACK, **HOLLOW)
     white = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
     look = {**BESIDE, "ha": "right", "color": BLACK, "bbox": white}
@@ -466,7 +475,10 @@ def _scale_x(axes: Axes, result: ResultData, x: str, places: list[Any], numeric:
 
 
 def _write_ticks(axes: Axes, texts: list[str], numeric: bool) -> None:
-    """Write at the ticks of the x axis, and leave out those that would overlap."""
+    """Label the ticks of the x axis, without the labels that would overlap.
+
+    `numeric` says whether the x axis has numbers.
+    """
     point = axes.figure.dpi / 72
     axes.get_xlim()  # it brings the limits up to date, which the transformation reads
     ticks = list(axes.get_xticks())
@@ -492,7 +504,7 @@ def _write_ticks(axes: Axes, texts: list[str], numeric: bool) -> None:
 
 
 def _move_up(axes: Axes, height: float) -> None:
-    """Make room below the axes for names of this height, in points, and for what is below them."""
+    """Move the axes up, to leave space for tick labels of this height (in points) below them."""
     box = axes.get_position()
     bottom = max(box.y0, (height + 45) / (72 * SIZE[1]))
     axes.set_position((box.x0, bottom, box.width, box.y1 - bottom))
@@ -547,7 +559,7 @@ def _binary_scale_y(axes: Axes, name: str) -> None:
 
 
 def _make_room(axes: Axes, names: list[str]) -> None:
-    """Make room for the longest name on the right, and for the longest number on the left."""
+    """Make space for the longest of the names on the right, and for the y labels on the left."""
     width = 72 * SIZE[0]
     longest = max(text_width(_short(name), LABEL_POINTS) for name in names)
     numbers = [text_width(tick.get_text(), LABEL_POINTS) for tick in axes.get_yticklabels()]
@@ -565,9 +577,10 @@ def _short(name: str) -> str:
 
 
 def _finding(lines: list[Line], x: str, unit: str, quantity: Quantity, places: list[Any]) -> str:
-    """Return the change of each line from the first x to the last, in short if there are many.
+    """Return a title with the change of each line from the first x to the last.
 
-    A line that begins later or ends earlier says from where to where its change goes.
+    If there are many lines, the title is short. A line that begins later or ends earlier says from
+    where to where its change goes.
     """
     drawn = {place for line in lines for place, _ in line.points}
     ends = [place for place in places if place in drawn]
@@ -605,7 +618,7 @@ def _change(line: Line, quantity: Quantity) -> str:
 
 
 def _range(values: list[float], x: str, last: str, quantity: Quantity) -> str:
-    """Return the smallest and the largest value at the last x."""
+    """Return a text with the smallest and the largest value at the last x."""
     both = f"{quantity.text(min(values))} to {quantity.text(max(values))}"
     return f"{_name(quantity.name)} at {_name(x)} {last}: {both}"
 
@@ -625,14 +638,17 @@ def _name(column: str) -> str:
 
 
 def _at(x: str, unit: str, place: Any) -> str:
-    """Return a value of the x axis with its name, such as "4 GPUs" or "width 1024"."""
+    """Return a value of the x axis with its name, such as "4 GPUs" or "width 1024".
+
+    `place` is the value, and `unit` is its unit.
+    """
     if x == "gpus":
         return plural(place, "GPU")
     return f"{_name(x)} {units.text_with_unit(place, unit)}"
 
 
 def _in_words(lines: list[Line], x: str, unit: str, quantity: Quantity) -> str:
-    """Return all numbers as a sentence."""
+    """Return a sentence with all numbers of the lines."""
     parts = []
     for line in lines:
         points = ", ".join(

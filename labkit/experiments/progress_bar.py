@@ -34,7 +34,7 @@ class ProgressBar:
         self._write("")
 
     def show(self, done: int, text: str) -> None:
-        """Show how many are done, and which one is running now."""
+        """Show that `done` combinations are done. `text` says which one is running now."""
         told = f"{self._name}: {done} of {self._total} done"
         if text:
             told = f"{told}, now {text}"
@@ -46,12 +46,12 @@ class ProgressBar:
             self._write(told)
 
     def print(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line above the bar, which stays when the bar disappears."""
         self._write("")
         print(text)
 
     def _write(self, line: str) -> None:
-        """Replace what stands in the terminal."""
+        """Replace the current line of the terminal."""
         if self._display is None and sys.stderr.isatty() and line != self._line:
             sys.stderr.write("\r" + line.ljust(len(self._line)) + ("" if line else "\r"))
             sys.stderr.flush()

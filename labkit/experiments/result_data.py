@@ -65,7 +65,10 @@ class ResultData:
         return [row[name] for row in self._matching(where)]
 
     def by(self, key: str, value: str, **where: Any) -> dict[Any, Any]:
-        """Return {value in column `key`: value in column `value`}. Raises as `column` does."""
+        """Return a dictionary from the values of the column `key` to those of the column `value`.
+
+        Only the rows with the given values count. Raises as `column` does.
+        """
         return dict(zip(self.column(key, **where), self.column(value, **where), strict=True))
 
     def where(self, **chosen: Any) -> Self:
@@ -135,7 +138,7 @@ class ResultData:
         return self.table()._repr_html_() + errors
 
     def _errors(self) -> list[str]:
-        """Return why calls failed, each reason once."""
+        """Return the reasons why calls failed, each reason once."""
         return list(dict.fromkeys(failure["error"] for failure in self.failures))
 
     def to_json(self) -> str:

@@ -164,7 +164,10 @@ def _synchronize() -> None:
 
 
 def _described(name: str, error: BaseException) -> IsolatedError:
-    """Return what the caller raises. A note has the traceback without the kit's frames."""
+    """Return the exception that the caller raises for an error in the process.
+
+    `name` is the name of the function. A note has the traceback without the kit's frames.
+    """
     report = traceback.TracebackException.from_exception(error)
     report.stack[:] = [frame for frame in report.stack if not front_end.is_ours(frame.filename)]
     last = "".join(report.format_exception_only()).removeprefix("__main__.").strip()

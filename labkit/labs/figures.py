@@ -22,7 +22,7 @@ in_style = matplotlib.rc_context(STYLE)
 
 
 def sources(result: Result, recorded: Result | None) -> list[tuple[Result, str]]:
-    """Return the results to draw with their line styles. The recording, if any, is drawn first."""
+    """Return the results to draw, each with its line style. A recording is drawn first."""
     if recorded is None:
         return [(result, "-")]
     return [(recorded, "--"), (result, "-")]

@@ -34,7 +34,10 @@ class Kept:
     """
 
     def __init__(self, lab: str, cells: str) -> None:
-        """Prepare the output. `lab` is a text that tells labs apart, `cells` the cells to run."""
+        """Prepare the output.
+
+        `lab` identifies the lab, and `cells` says which cells to run again.
+        """
         digest = hashlib.sha256(lab.encode()).hexdigest()[:12]
         self.css_class = f"{PANEL}-{digest}"
         self._cells = cells

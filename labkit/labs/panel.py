@@ -138,7 +138,7 @@ class Panel(widgets.VBox):
             return super()._repr_mimebundle_(**options) | {"text/plain": repr(self)}
 
     def _ipython_display_(self, **options: Any) -> None:
-        """Show the panel, and beside it what stays in a learner's notebook without the kernel."""
+        """Show the panel and its second output, which stays in the notebook without a kernel."""
         if self._loop is not None and progress_file.path() is not None:
             self._keep()
         if hasattr(self, "_repr_mimebundle_"):
@@ -147,7 +147,7 @@ class Panel(widgets.VBox):
             super()._ipython_display_(**options)
 
     def _keep(self) -> None:
-        """Show the output that stays, and let it follow the figure."""
+        """Show the second output (see `kept`), and update it whenever the figure changes."""
         shown = getattr(self, self.shows, None)
         if self._kept is None:
             self._kept = Kept(repr(self._made_with), self.cells_to_run)
@@ -157,7 +157,7 @@ class Panel(widgets.VBox):
         self._kept.show("" if shown is None else shown.value)
 
     def _figure_changed(self, change: dict[str, Any]) -> None:
-        """Keep the new figure. A figure that is cleared stays kept until the next one."""
+        """Copy a new figure to the second output. Do nothing if the figure was cleared."""
         if change["new"] and self._kept is not None:
             self._kept.update(change["new"])
 
@@ -172,7 +172,10 @@ class Panel(widgets.VBox):
         return before
 
     def _take_over(self, before: "Panel", *names: str) -> None:
-        """Copy attributes of another panel. For a widget, copy its value."""
+        """Copy attributes of another panel to this one. For a widget, copy its value.
+
+        `names` are the names of the attributes.
+        """
         for name in names:
             own, its = getattr(self, name), getattr(before, name)
             if isinstance(own, widgets.Widget):
@@ -239,7 +242,7 @@ class Panel(widgets.VBox):
         self._call_on_main_thread(action)
 
     def _call_on_main_thread(self, action: Callable[[], None]) -> None:
-        """Run the action on the kernel's event loop, or at once if no loop is running."""
+        """Run the action on the kernel's event loop, or now if no loop is running."""
         if self._loop is None or not self._loop.is_running():
             action()
         else:
@@ -391,9 +394,9 @@ class ExperimentPanel(Panel):
         self._set_buttons(running=False)
 
     def _chosen(self) -> None:
-        """Ask for another prediction, because the learner chose something else.
+        """Ask for a new prediction after the learner has changed a choice.
 
-        While an experiment runs, the panel asks after it.
+        While an experiment runs, the panel waits until it ends.
         """
         if self.running:
             self._chosen_meanwhile = True
@@ -417,7 +420,7 @@ class ExperimentPanel(Panel):
         return self.prediction is not None
 
     def _start(self) -> None:
-        """Start the experiment with the prediction that is in the text box now."""
+        """Start the experiment, with the prediction that is in the text box."""
         if self.running or self.prediction is None or not self._read_prediction():
             return
         last = ExperimentPanel._last_started
@@ -465,7 +468,7 @@ class ExperimentPanel(Panel):
                     await asyncio.sleep(0)
 
     def _steps(self, run: Run) -> Generator[None, None, None]:
-        """Measure the points, yield after each one, and show the result."""
+        """Measure the points of a run, yield after each one, and show the result at the end."""
         try:
             with closing(run):
                 for row in run:
@@ -507,9 +510,10 @@ class ExperimentPanel(Panel):
         self._say(text, alert=True)
 
     def _set_buttons(self, running: bool) -> None:
-        """Enable and disable the widgets. While the experiment runs, only Stop does something.
+        """Enable the widgets that the learner may use now, and disable the others.
 
-        Run stays enabled then, because a button that is disabled loses the keyboard focus.
+        While an experiment is `running`, only Stop does something. Run stays enabled then, because
+        a button that is disabled loses the keyboard focus.
         """
         self.running = running
         for widget in (self.predict_button, self.answer, *self._choices):
@@ -520,7 +524,7 @@ class ExperimentPanel(Panel):
 
 
 def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
-    """Return a list to choose from.
+    """Return a list widget with a description, from which the learner chooses an option.
 
     Numbers are chosen from a list too, because the handle of an ipywidgets slider has no name for
     screen readers. Raises ValueError if the value is not among the options.

@@ -50,7 +50,7 @@ def no_prediction(text: str, allowed: str) -> str:
 
 
 def _allowed(zero_is_possible: bool, largest: float) -> str:
-    """Return a description of the numbers that are allowed."""
+    """Return which numbers are allowed, in words such as "greater than 0 and up to 100"."""
     if zero_is_possible:
         return f"from 0 to {largest:g}" if isfinite(largest) else "that is 0 or more"
     if not isfinite(largest):

@@ -75,20 +75,26 @@ class RoundTrip:
             action()
 
     def after_one(self, action: Callable[[], None]) -> None:
-        """Run the action when the page has shown what the kernel has sent so far."""
+        """Run the action when the page has shown what the kernel has sent so far.
+
+        Run it now if the page does not answer.
+        """
         if self._page_answers:
             self._ask(action)
         else:
             action()
 
     def _ask(self, action: Callable[[], None]) -> None:
-        """Ask the page, and run the action when the page has answered."""
+        """Send the page a question, and run the action when the page has answered it."""
         self._asked += 1
         self._waiting.append((self._asked, action))
         self._question.value = _question(self._asked)
 
     def _take_answer(self, text: str) -> None:
-        """Run the actions that wait for this answer or for an earlier one."""
+        """Run the actions that wait for this answer of the page, or for an earlier one.
+
+        `text` begins with the number of the question. Other texts are ignored.
+        """
         number = text.partition(" ")[0]
         if not number.isdecimal():
             return
@@ -99,5 +105,5 @@ class RoundTrip:
 
 
 def _question(number: int) -> str:
-    """Return the HTML that makes the page answer with this number."""
+    """Return the HTML of a question, whose script makes the page answer with its number."""
     return picture_that_runs(_SCRIPT.replace("NUMBER", str(number)))

@@ -68,4 +68,4 @@ def start_server() -> None:
 
 
 def _nothing() -> None:
-    """Do nothing, in the first child."""
+    """Do nothing. This is the function of the first child, which only starts the server."""

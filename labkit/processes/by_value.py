@@ -17,7 +17,10 @@ class Pickler(cloudpickle.Pickler):
     """cloudpickle's pickler, except that code keeps the name of its file."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle a value. The pickle module calls this method."""
+        """Return how to pickle a value: code is stored with the name of its file.
+
+        The pickle module calls this method.
+        """
         if isinstance(value, CodeType):
             return marshal.loads, (marshal.dumps(value),)
         return super().reducer_override(value)

@@ -36,7 +36,7 @@ def without_report(name: str, status: int) -> tuple[str, str]:
 
 
 def is_whole_stack(text: str) -> bool:
-    """Check that faulthandler has written the whole stack.
+    """Return whether a text is the whole stack that faulthandler writes.
 
     The main thread comes last. Its stack ends with its module, or with dots if faulthandler stops.
     """

@@ -257,7 +257,10 @@ def _server_for(env: dict[str, str]) -> _Server:
 
 
 def _kind(env: dict[str, str]) -> Any:
-    """Return what Python, PyTorch and their libraries may read when they are loaded."""
+    """Return the settings that a process can no longer change after its libraries are loaded.
+
+    They are what Python, PyTorch and their libraries may read from `env` when they are loaded.
+    """
     folders = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     is_relative = not all(map(os.path.isabs, folders))
     variables = {name: value for name, value in env.items() if name not in _ANY_TIME}

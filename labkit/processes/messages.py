@@ -22,7 +22,7 @@ class MessageError(Exception):
 
 
 def written(message: Any) -> str:
-    """Return the message as JSON, with ASCII letters only."""
+    """Return a message as JSON text, which has only ASCII characters."""
     return _ENCODER.encode(message)
 
 
@@ -118,7 +118,7 @@ class Inbox:
         return rest
 
     def _length(self) -> int | None:
-        """Return the length of the first message, or None if it is not known yet."""
+        """Return the number of bytes in the first message, or None if it is not known yet."""
         if len(self._received) < _HEAD.size:
             return None
         length: int = _HEAD.unpack_from(self._received)[0]

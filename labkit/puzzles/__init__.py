@@ -186,7 +186,7 @@ def _row(label: str, measure: Measure, own: Trace, original: Trace) -> Row:
 
 
 def _over_budget(known: Puzzle, score: float) -> str:
-    """Return a sentence about a score that is over the budget, "" if it is not."""
+    """Return a sentence that says that a score is over the budget, or "" if it is not."""
     if score <= known.budget:
         return ""
     text = known.score.text
@@ -194,7 +194,7 @@ def _over_budget(known: Puzzle, score: float) -> str:
 
 
 def _over_limits(known: Puzzle, trace: Trace) -> str:
-    """Return a sentence about the first limit that the function does not keep, "" if none."""
+    """Return a sentence about the first limit that the recording exceeds, or ""."""
     for measure, most in known.limits.items():
         found = measure.read(trace)
         if found > most:
@@ -204,7 +204,7 @@ def _over_limits(known: Puzzle, trace: Trace) -> str:
 
 
 def _told(known: Puzzle, score: float) -> str:
-    """Return the message for a solution."""
+    """Return the message about a solution, which compares its score with par."""
     text = known.score.text
     own, par = text(score), text(known.par)
     told = f"Right. Your {known.score.name}: {own}."

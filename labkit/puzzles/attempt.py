@@ -221,7 +221,10 @@ def _races() -> list[Any]:
 
 
 def results_of(returned: Any, given: tuple[Any, ...]) -> list[Result]:
-    """Return what a function returned, which got the arguments `given`."""
+    """Return a `Result` for each value that a function returned.
+
+    `given` are the arguments of the function.
+    """
     places = {_place(value) for value in flattened(_without_modules(given))} - {None}
     results = []
     for value in flattened(returned):
@@ -266,7 +269,10 @@ def _is_trusted(value: Any) -> bool:
 
 
 def _result(value: Any) -> Result:
-    """Return the values of a tensor on the host. A class of the learner's own is not trusted."""
+    """Return a `Result` for one value, which has a tensor's values on the host.
+
+    A tensor class of the learner's own is not trusted.
+    """
     kind = type(value)
     if _is_trusted(value):
         text = f"a tensor of shape {list(value.shape)}, {value.dtype}, on {value.device}"
@@ -296,7 +302,10 @@ def difference(puzzle: Puzzle, seed: int, given: tuple[Any, ...], results: list[
 
 
 def _first_apart(found: list[Result], expected: list[Result], tolerance: float) -> str:
-    """Return a sentence about the first pair of results that differ, "" if there is none."""
+    """Return a sentence about the first pair of results that differ, or "" if there is none.
+
+    `tolerance` is relative to the largest element.
+    """
     for number, (one, other) in enumerate(zip(found, expected, strict=True), 1):
         which = "the result" if len(expected) == 1 else f"result {number} of {len(expected)}"
         if one.kind != other.kind or not one.is_known:

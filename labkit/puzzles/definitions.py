@@ -47,19 +47,19 @@ def _whole(number: float) -> str:
 
 
 def _sent(trace: Trace) -> float:
-    """Return the bytes that the GPU that sends most has sent to other GPUs."""
+    """Return the bytes that the GPU with most outgoing traffic sent to other GPUs."""
     spans = trace.spans
     sent = np.bincount(spans.device[spans.kind == P2P], spans.nbytes[spans.kind == P2P])
     return int(sent.max(initial=0))
 
 
 def _of_host(kind: int) -> Callable[[Trace], float]:
-    """Return a function that counts the launches or the waits of the host."""
+    """Return a function that counts a trace's host spans of a kind, such as launches or waits."""
     return lambda trace: int(((trace.spans.device == HOST) & (trace.spans.kind == kind)).sum())
 
 
 def _copies(kind: int) -> Callable[[Trace], float]:
-    """Return a function that counts the copies of one kind."""
+    """Return a function that counts a trace's copies of one kind."""
     return lambda trace: int((trace.spans.kind == kind).sum())
 
 

@@ -52,7 +52,7 @@ class Replaced:
                 self._note(name, module)
 
     def _note(self, name: str, holder: Any) -> None:
-        """Note the functions and classes in a module or class."""
+        """Remember the functions and classes in a module or class, which is called `name`."""
         found: dict[str, Any] = {}
         self._known[id(holder)] = name, holder, found
         constants = name.partition(".")[0] in self._own
@@ -106,7 +106,10 @@ class Replaced:
 
 
 def _is_of_the_tools(function: Any) -> bool:
-    """Return whether PyTorch or the kit defines a function, as when it wraps one of its own."""
+    """Return whether PyTorch or the kit defines a function.
+
+    Such a function may replace another one without trouble, as when PyTorch wraps its own.
+    """
     if isinstance(function, property):
         function = function.fget
     function = getattr(function, "__func__", function)

@@ -79,7 +79,10 @@ def main(folder: str, fileno: str, node: str) -> None:
 
 
 def _received_port(caller: socket.socket, folder: str) -> int:
-    """Return the port at which the agents meet. The first agent receives 0 and chooses a port."""
+    """Return the port at which the agents of all nodes meet.
+
+    The first agent receives 0 from the caller, and chooses a port.
+    """
     try:
         port: int = messages.receive(caller)["port"]
     except (OSError, EOFError):

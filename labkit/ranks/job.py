@@ -174,9 +174,10 @@ class TorchrunJob:
         return any(agent.poll() is None for agent in self._agents)
 
     def _look(self, seconds: float) -> bool:
-        """Read what has come, after waiting for `seconds` at most. Return False if nothing has.
+        """Read what has come in on the connections, after waiting for at most `seconds`.
 
-        Older connections are read first: ranks come before those that take their place.
+        Return False if nothing has come. Older connections are read first: ranks come before those
+        that take their place.
         """
         ready = {key.fd: key for key, _ in self._selector.select(seconds)}
         for fd in [fd for fd in self._selector.get_map() if fd in ready]:
@@ -185,7 +186,7 @@ class TorchrunJob:
         return bool(ready)
 
     def _note_ended(self) -> None:
-        """Note the failures since the last look. Those without a report come first."""
+        """Note the failures since the last call. Processes without a report come first."""
 
         def moment(process: RankProcess) -> float:
             if process.report is None:
@@ -196,7 +197,10 @@ class TorchrunJob:
         self._note_failures(sorted(ended, key=moment))
 
     def _receive(self, file: socket.socket | IO[bytes]) -> bytes:
-        """Return what has come. At its end, close the file and return nothing."""
+        """Return the bytes that have come in on a connection.
+
+        At its end, close it and return b"".
+        """
         try:
             data = os.read(file.fileno(), CHUNK)
         except ConnectionResetError:  # the other process ended without reading everything
@@ -212,7 +216,10 @@ class TorchrunJob:
         self._register(connection, partial(self._introduce, connection, Inbox()))
 
     def _introduce(self, connection: socket.socket, inbox: Inbox) -> None:
-        """Read the first message of a connection, which says whose it is and what it is for."""
+        """Read the first message of a new connection, which names the process and the purpose.
+
+        `inbox` has the bytes that came in on this connection.
+        """
         inbox.add(self._receive(connection))
         about = inbox.take()
         if about is None:
@@ -250,7 +257,7 @@ class TorchrunJob:
             self._printer.end(process.rank)
 
     def _add_output(self, process: RankProcess, data: bytes) -> None:
-        """Keep and print output, with the script's name in place of its path."""
+        """Store and print the output of a process, with the script's name in place of its path."""
         data = data.replace(os.fsencode(self.request["script"]), os.fsencode(self.request["name"]))
         process.output.add(data)
         if self._is_printed(process):

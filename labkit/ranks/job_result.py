@@ -198,7 +198,7 @@ def _last_line(job: TorchrunJob, process: RankProcess) -> str:
 
 
 def _listed(ranks: list[int]) -> str:
-    """Return ranks in words, such as "rank 2" or "ranks 0, 1 and 3"."""
+    """Return a list of ranks in words, such as "rank 2" or "ranks 0, 1 and 3"."""
     *first, last = map(str, sorted(ranks))
     if not first:
         return f"rank {last}"

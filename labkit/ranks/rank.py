@@ -71,7 +71,7 @@ def main(folder: str) -> None:
 
 
 def _set_up_gpu(folder: str, request: dict[str, Any]) -> None:
-    """Put the virtual GPU in use that the request asks for, if any. Let `labkit top` ask."""
+    """Use the virtual GPU that the request asks for, if any, and let `labkit top` find it."""
     virtual, world = request["virtual"], request["simulated"]
     os.environ.pop(smi.ADDRESS, None)  # the nvidia-smi of a notebook shows the notebook's machine
     before = tempfile.tempdir
@@ -97,7 +97,7 @@ def _set_up_gpu(folder: str, request: dict[str, Any]) -> None:
 
 @contextmanager
 def _traced(folder: str, asked: bool) -> Iterator[None]:
-    """Record the block if asked to, and save the trace in the folder, even after an exception."""
+    """Record the block if `asked`, and save the trace in the folder, even after an exception."""
     if not asked:
         yield
         return
@@ -111,7 +111,10 @@ def _traced(folder: str, asked: bool) -> Iterator[None]:
 
 
 def _connect(folder: str, purpose: str) -> socket.socket:
-    """Return a connection to the process that waits. Its purpose is "reports" or "output"."""
+    """Return a connection to the process that waits for the ranks.
+
+    `purpose` is "reports" or "output".
+    """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.path.join(folder, "ranks"))
     if purpose == "reports":
@@ -144,7 +147,7 @@ def _wait_until_heard(reports: socket.socket) -> None:
 
 
 def _returned() -> dict[str, Any]:
-    """Return the report of a script that has ended, with its variable `result`."""
+    """Return the report of a script that ran to its end, with its variable `result`."""
     value = vars(sys.modules["__main__"]).get("result")
     try:
         text = json.dumps(value, default=_as_lists)
@@ -161,7 +164,10 @@ def _as_lists(value: Any) -> Any:
 
 
 def _described(error: BaseException, script: str) -> dict[str, Any]:
-    """Return an exception as plain data. Its traceback begins at the first line of the script."""
+    """Return an exception as plain data, for a report.
+
+    The traceback begins at the first line of the script.
+    """
     report = traceback.TracebackException.from_exception(error)
     files = [frame.filename for frame in report.stack]
     line = None

@@ -26,7 +26,7 @@ WITHOUT = "it checks something about virtual GPUs. Run pytest with --virtual-gpu
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options."""
+    """Declare the command-line options `--virtual-gpus` and `--virtual-like`."""
     group = parser.getgroup("virtual GPUs")
     group.addoption(
         "--virtual-gpus",
@@ -42,7 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _count(text: str) -> int:
-    """Read a number of GPUs from the command line."""
+    """Convert the text of an option to a number of GPUs.
+
+    Raise ArgumentTypeError if it is not one.
+    """
     from virtualgpu.machines import MAXIMUM
 
     if not text.isdecimal() or not 1 <= int(text) <= MAXIMUM:
@@ -63,7 +66,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
+    """Declare the marker `gpu_budget`."""
     config.addinivalue_line("markers", f"{MARKER}(memory=None, seconds=None): {MARKER_HELP}")
 
 
@@ -77,7 +80,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _assert(request: pytest.FixtureRequest, what: str) -> None:
-    """Add a check to the test that uses a fixture, or skip it if there are no virtual GPUs."""
+    """Add a check to the test that uses a fixture, or skip the test without virtual GPUs.
+
+    `what` is the check's name, such as "no leak".
+    """
     plugin = request.config.pluginmanager.get_plugin(IN_USE)
     if plugin is None:
         pytest.skip(WITHOUT)

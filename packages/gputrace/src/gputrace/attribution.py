@@ -82,9 +82,9 @@ def with_allocators_streams(execution: Execution, events: Events) -> Execution:
                 taken.add(handle)
 
     def handles_of(devices: np.ndarray, streams: np.ndarray) -> np.ndarray:
-        """Return the allocator's stream handles for these streams of CUPTI.
+        """Return the allocator's handle of each span's stream, given its device and CUPTI's number.
 
-        Both arrays have an entry per span: its device and its stream.
+        A stream whose handle is not known keeps CUPTI's number.
         """
         pairs = zip(devices.tolist(), streams.tolist(), strict=True)
         return np.array([same.get(pair, pair[1]) for pair in pairs], np.int64)
@@ -116,7 +116,7 @@ def with_lines(
     stack_of_phase = np.array([0, *(phase.stack for phase in phases)], np.int32)
 
     def better(stack: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Replace each stack that has no line of the user's with the stack of its phase.
+        """Replace each stack without a line of the user's by a stack that has one, if possible.
 
         `times` says when the work of each stack was launched.
         """

@@ -206,10 +206,10 @@ def _given_beside_compare(options: argparse.Namespace) -> list[str]:
 
 
 def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[], bool]) -> None:
-    """Install virtual GPUs if the options ask for them or there is no real GPU, and print so.
+    """Install virtual GPUs if the options ask for them or there is no real GPU.
 
-    The printed line begins with `name`. `prefers_virtual` returns whether to use virtual GPUs even
-    if no option asks for them.
+    Print which GPUs are used, after `name`. `prefers_virtual` returns whether to use virtual GPUs
+    even if no option asks for them.
     """
     import torch
 
@@ -273,7 +273,7 @@ def _answer(options: argparse.Namespace, name: str, start: "Start | None") -> in
     from virtualgpu.rank_variables import names_rank_variable
 
     def tell(said: Exception | str) -> None:
-        """Print a message or an error, with the notes that were added to the error."""
+        """Print a message, or an error with its notes, to standard error."""
         notes = getattr(said, "__notes__", [])
         print("\n".join([f"{name}: {said}", *notes]), file=sys.stderr)
 

@@ -111,7 +111,7 @@ def _change(
 ) -> str:
     """Return a text that says how the quantity `what` changed.
 
-    `text` writes a value. A relative change below `least` counts as no change.
+    `text` writes a value. A change of at most `least`, in the quantity's unit, counts as none.
     """
     if abs(after - before) <= least:
         return f"{what} is the same ({text(after)})"
@@ -208,9 +208,9 @@ _TIME_TEXTS = units.time_text, signed_time
 
 
 def _diff(before: float, after: float, text: Callable[[float], str]) -> str:
-    """Write the change of a value with its sign, and as a share of the value before.
+    """Write the change of a value, also as a share of the value before.
 
-    `text` writes a value without a sign.
+    `text` writes a change with its sign.
     """
     change = text(after - before)
     if before and after != before:

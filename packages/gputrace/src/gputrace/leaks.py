@@ -157,7 +157,7 @@ def find_leaks(births: Iterable[Birth], census: Census | None = None, badge: str
 
 
 def _leak(birth: Birth, storage: DeviceStorage | None, holders: list[Holder]) -> Leak:
-    """Return the leak that an allocation has become."""
+    """Return the leak that an allocation has become, with the storage and the holders found."""
     shape, dtype = None, ""
     if storage is not None and storage.largest is not None:
         shape, dtype = shape_and_dtype(storage.largest)
@@ -165,7 +165,7 @@ def _leak(birth: Birth, storage: DeviceStorage | None, holders: list[Holder]) ->
 
 
 def _allocated() -> set[tuple[int, int]]:
-    """Return the (device, address) of all memory that is allocated now."""
+    """Return the (device, address) of each block that is allocated now."""
     if not torch.cuda.is_initialized():
         return set()
     found = set()

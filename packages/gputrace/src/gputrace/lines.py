@@ -126,7 +126,7 @@ def times_of(trace: "TraceData") -> list[Table]:
 def _times(
     what: str, seconds: dict[tuple[str, ...], list[float]], source: tuple[str, ...], badge: str
 ) -> Table:
-    """Return a table of times.
+    """Return a table of times with the headers `what`, the numbers, and `source`.
 
     Args:
         what: the header of the first column.

@@ -59,7 +59,7 @@ def loading_sentence(trace: "TraceData", computer: "ComputerTime") -> tuple[str,
 
 
 def loaded_ahead(workers: int) -> str:
-    """Return what the time of a DataLoader with workers does not say about a real GPU."""
+    """Return a sentence that warns that the `workers` of a DataLoader load batches ahead."""
     its = "Its worker" if workers == 1 else f"Its {workers} workers"
     return (
         f"{its} loaded ahead while this computer did the work of the virtual GPU. Beside a real "
@@ -68,7 +68,7 @@ def loaded_ahead(workers: int) -> str:
 
 
 def _titled(title: str, computer: "ComputerTime") -> str:
-    """Return a title with the rank that it is about, if there is one."""
+    """Return a title, followed by the rank of the process if it has one."""
     if computer.rank is None:
         return title
     return f"{title}, rank {computer.rank}"

@@ -29,7 +29,7 @@ _AWAITS = (
 
 
 class _HelpShown(Exception):  # noqa: N818
-    """Raised when the line asks for the help, which has been printed."""
+    """Raised when a magic's line asks for the help, after the help was printed."""
 
 
 class MagicParser(CommandParser):
@@ -58,12 +58,12 @@ class MagicParser(CommandParser):
         raise UsageError(f"{self.prog}: {message}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Stop parsing after the help was printed."""
+        """Raise `_HelpShown` instead of ending the process, because the help was printed."""
         raise _HelpShown
 
 
 def unreadable(magic: str, error: SyntaxError) -> UsageError:
-    """Return an error that shows a syntax error in the cell, without the traceback of the magic."""
+    """Return an error that shows a syntax error in a cell without the traceback of the magic."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
     return UsageError(f"{magic}: the cell cannot be read\n{text}")
 
@@ -143,7 +143,10 @@ class GpuMagics(Magics):
     ) -> Any:
         """Record a cell, show the recording, and return the value of the cell's last expression.
 
-        The recording is also shown if an error ends the cell.
+        Args:
+            magic: the name of the magic.
+            shown: displays the recording, also if an error ends the cell.
+            timeline: whether to record kernels and copies.
         """
         __tracebackhide__ = "__ipython_bottom__"
         name = _variable(options.name)
@@ -215,7 +218,7 @@ def show_timeline(trace: Trace, memory: bool = False) -> None:
 
 
 def _variable(name: str | None) -> str | None:
-    """Check the name of the variable for the trace."""
+    """Return the name of the variable for the trace. Raise an error if it is not a valid name."""
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise UsageError(f"expected the name of a variable, such as trace, got {name!r}")
     return name

@@ -65,6 +65,6 @@ FIT = (
 
 
 def check_max_events(given: int) -> None:
-    """Raise ValueError if a recording cannot keep this number of events."""
+    """Raise ValueError if `given` is not a number of events that a recording can keep."""
     if given < 1:
         raise ValueError(f"--max-events {given}: expected a whole number from 1")

@@ -24,5 +24,5 @@ def templates() -> jinja2.Environment:
 
 
 def with_code(text: str) -> str:
-    """Return a text as HTML, with what is in backticks as code."""
+    """Return a text as HTML, in which the parts in backticks are shown as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -98,7 +98,7 @@ def noted(note: Note, note_mark: Note | None = None) -> Iterator[None]:
 
 
 def _watch() -> Callable[[], None]:
-    """Watch backward passes, optimizer steps and marks. Return the function that stops this.
+    """Watch backward passes, optimizer steps and marks. Return a function that stops watching.
 
     PyTorch has hooks for steps, but none for backward passes and marks.
     """
@@ -139,9 +139,9 @@ def _watch() -> Callable[[], None]:
 
 
 def _wrap(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Wrap the function with which a module starts a backward pass.
+    """Wrap the function of a module that starts a backward pass.
 
-    Return the original and the wrapper.
+    Return the original function and the wrapper.
     """
     original = module._engine_run_backward
 
@@ -159,7 +159,7 @@ def _wrap(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _watch_marks() -> Callable[[], None]:
-    """Watch `record_function`. Return the function that stops this.
+    """Watch `record_function`. Return a function that stops watching.
 
     The marks of PyTorch itself, in optimizers and DDP, are left out.
     """
@@ -192,14 +192,17 @@ def _watch_marks() -> Callable[[], None]:
 
 
 def _begin(name: str, frame: FrameType | None) -> list[Callable[[], None]]:
-    """Note in all recordings that a phase starts. Return the functions to call at its end."""
+    """Tell all recordings that a phase starts. Return the functions to call when it ends.
+
+    `frame` is the frame that called it.
+    """
     return [note(name, frame) for note in list(_notes)]
 
 
 def broken_off(step: Phase, phases: list[Phase], events: Events, stacks: list[Stack]) -> Phase:
-    """Return the phase of a step that an exception ended, with its end.
+    """Return the phase of an optimizer step that an exception ended, with its end.
 
-    PyTorch's hooks do not report that end. It is the step's last event before the next phase.
+    PyTorch's hooks do not report that end. We take the step's last event before the next phase.
     """
     caller = stacks[step.stack][1:]  # without the innermost line, which is PyTorch's
     inside = np.array([stack[len(stack) - len(caller) :] == caller for stack in stacks], dtype=bool)

@@ -43,7 +43,7 @@ class VirtualGPUPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Skip a test if a virtual GPU refused something in it."""
+        """Report a test as skipped if a virtual GPU refused an operation in it."""
         report = yield
         _skip_if_refused(report, call, item.location[0], item.location[1] or 0)
         return report
@@ -52,14 +52,14 @@ class VirtualGPUPlugin:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Skip a module if a virtual GPU refused something while the module was imported."""
+        """Report a module as skipped if a virtual GPU refused something during its import."""
         report = yield
         _skip_if_refused(report, getattr(report, "call", None), collector.nodeid, 0)
         return report
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Run the checks around the test itself, without its fixtures."""
+        """Run the requested checks around the test function, but not around its fixtures."""
         checks = [*item.stash.get(_CHECKS, [])]
         if item.get_closest_marker(MARKER) is not None:
             checks.append(_of_markers(item))
@@ -69,7 +69,10 @@ class VirtualGPUPlugin:
             return (yield)
 
     def add_check(self, item: pytest.Item, what: str) -> None:
-        """Add a check to a test, by its name: "no leak", "no race" or "no synchronization"."""
+        """Add a check to a test.
+
+        `what` is the check's name: "no leak", "no race" or "no synchronization".
+        """
         item.stash.setdefault(_CHECKS, []).append(_NAMED[what])
 
 
@@ -79,7 +82,10 @@ def _skip_if_refused(
     path: str,
     line: int,
 ) -> None:
-    """Turn a failure into a skip if a virtual GPU refused something."""
+    """Turn a failed report into a skip if a virtual GPU refused something.
+
+    `path` and `line` are where the test or module is.
+    """
     if report.failed and call is not None and call.excinfo is not None:
         from virtualgpu import instruments
 
@@ -89,7 +95,7 @@ def _skip_if_refused(
 
 
 def _of_markers(item: pytest.Item) -> Check:
-    """Return the check of a test's budget, from its markers.
+    """Return the check that the `gpu_budget` markers of a test ask for.
 
     Markers closer to the test override others.
     """
@@ -103,7 +109,7 @@ def _of_markers(item: pytest.Item) -> Check:
 
 
 def _bytes(memory: Any) -> int | None:
-    """Read the limit of memory in a marker."""
+    """Convert the memory limit of a marker to bytes."""
     from virtualgpu.machines import parse_bytes
 
     if memory is None:
@@ -115,7 +121,7 @@ def _bytes(memory: Any) -> int | None:
 
 
 def _seconds(seconds: Any) -> float | None:
-    """Check the limit of time in a marker."""
+    """Return the time limit of a marker in seconds. Raise an error if it is not a valid time."""
     if seconds is not None and (not isinstance(seconds, int | float) or not seconds > 0):
         message = f"{MARKER}: expected a positive number of seconds, got {seconds!r}"
         pytest.fail(message, pytrace=False)

@@ -115,7 +115,10 @@ class _Part:
         return [(time, self._rank, nbytes) for time, _, nbytes in own]
 
     def by_device(self, name: str) -> dict[int, int]:
-        """Return an attribute of the trace for the rank's own GPU."""
+        """Return {rank: value} for an attribute of the trace that has a value for each device.
+
+        The value is that of the rank's own GPU.
+        """
         return {self._rank: getattr(self._trace, name).get(self._own, 0)}
 
     def spans(self) -> Spans:
@@ -137,7 +140,7 @@ class _Part:
         return RankHost(self._rank, list(threads), phases)
 
     def waits(self) -> dict[str, np.ndarray]:
-        """Return the columns of the waits."""
+        """Return the columns of the waits, with the joined numbers of devices and stacks."""
         waits = self._trace.waits
         moved = {"device": self._first, "to_device": self._first, "stack": self._stacks}
         return {name: getattr(waits, name) + moved.get(name, 0) for name in WAIT_COLUMNS}
@@ -155,7 +158,7 @@ class _Part:
         return [replace(mark, device=mark.device + self._first) for mark in self._trace.marks]
 
     def _moved(self, side: RacingSpan) -> RacingSpan:
-        """Give one of the two launches of a race the joined numbers of its device and thread."""
+        """Return one launch of a race with the joined numbers of its device and thread."""
         queue = f"{side.queue} in rank {self._rank}" if side.queue else ""
         if side.device == HOST:
             return replace(side, stream=side.stream + self._threads, queue=queue)
@@ -204,7 +207,10 @@ def _joined_spans(parts: list[Spans]) -> Spans:
 def _joined(
     kind: Any, columns_of: Sequence[str], parts: list[dict[str, np.ndarray]], by: str, **more: Any
 ) -> Any:
-    """Join the rows of tables in the order of the column `by`, and return them as a `kind`."""
+    """Join the rows of several tables, sorted by the column `by`, into an object of class `kind`.
+
+    `columns_of` are the names of the columns, and `more` are further arguments of the class.
+    """
     columns = {name: np.concatenate([part[name] for part in parts]) for name in columns_of}
     order = np.argsort(columns[by], kind="stable")
     return kind(**{name: column[order] for name, column in columns.items()}, **more)

@@ -80,7 +80,10 @@ def record_and_measure(
 
 @contextmanager
 def _recorded(max_events: int, timeline: bool | None, measures: bool) -> Iterator[Trace]:
-    """Record a block, and fill its trace when it ends."""
+    """Record a block, and fill its trace when it ends.
+
+    `measures` says whether to measure this computer's time as well.
+    """
     recording = _Recorder(max_events, timeline, measures)
     trace = Trace.__new__(Trace)  # it has no attributes until the block has ended
     error, process = "", os.getpid()
@@ -145,7 +148,10 @@ class _Recorder:
             self._clock.stop()
 
     def note(self, name: str, frame: FrameType | None) -> Callable[[], None]:
-        """Note that a phase starts. Return the function to call when it ends."""
+        """Note that a phase starts. Return the function to call when it ends.
+
+        `frame` is the frame that called it.
+        """
         phase = NotedPhase(name, self._source.now(), self._table.of_frame(frame))
         self._phases.append(phase)
 
@@ -155,7 +161,10 @@ class _Recorder:
         return end
 
     def note_mark(self, name: str, frame: FrameType | None) -> Callable[[], None]:
-        """Note that a part with a name starts. Return the function to call when it ends."""
+        """Note that a part named with `record_function` starts.
+
+        Return the function to call at its end.
+        """
         mark = NotedMark(name, self._source.now())
         self._marks.append(mark)
 
@@ -239,7 +248,7 @@ def _badge() -> str:
 
 
 def _origin() -> dict[str, str]:
-    """Return the versions, and the date or the host's speed, for the trace.
+    """Return the versions, and the date or the host's speed, as the origin of a trace.
 
     The numbers of a virtual GPU do not depend on the date. They depend on the host's speed.
     """

@@ -86,9 +86,10 @@ class Replay:
         stream: int,
         stack: int,
     ) -> RecordedBlock | None:
-        """Apply the event `index`, and return its block.
+        """Apply the event with number `index`, and return its block.
 
-        If `size` is 0, it is computed. Return None if the event has no block.
+        The other arguments are the attributes of the event. If `size` is 0, it is computed. Return
+        None if the event has no block.
         """
         if action == ALLOC:
             size = self._cut(address, size, requested)
@@ -141,18 +142,21 @@ class Replay:
     # Free blocks
 
     def _put(self, address: int, size: int) -> None:
-        """Add a free block."""
+        """Add a free block at an address."""
         self._free[address] = size
         self._ends[address + size] = address
 
     def _take(self, address: int) -> int:
-        """Remove a free block and return its size."""
+        """Remove the free block at an address, and return its size."""
         size = self._free.pop(address)
         del self._ends[address + size]
         return size
 
     def _cut(self, address: int, size: int, requested: int) -> int:
-        """Allocate a block from the free block at `address`, and return the block's size."""
+        """Allocate a block from the free block at `address`, and return the block's size.
+
+        If `size` is 0, it follows from the `requested` bytes.
+        """
         rounded = self._settings.round_size(requested)
         if address not in self._free:
             return size or rounded  # earlier events were lost
@@ -164,7 +168,10 @@ class Replay:
         return size
 
     def _splits(self, whole: int, rounded: int) -> bool:
-        """Return whether the allocator splits a free block for a request."""
+        """Return whether the allocator splits a free block of `whole` bytes to serve a request.
+
+        `rounded` is the size of the request, rounded up.
+        """
         rest = whole - rounded
         if rounded <= SMALL_SIZE or self._settings.expandable_segments:
             return rest >= MIN_BLOCK

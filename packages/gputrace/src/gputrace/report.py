@@ -131,7 +131,10 @@ def write_all(
 
 
 def write(make: Callable[[Path], object], target: Path, name: str) -> bool:
-    """Write a file. Print its address, or why it could not be written."""
+    """Let `make` write the file `target`, and return whether that worked.
+
+    Print the file's address, or why it could not be written, after `name`.
+    """
     try:
         make(target)
     except (OSError, ValueError, RuntimeError) as error:  # lost events or no timeline, for example
@@ -143,7 +146,7 @@ def write(make: Callable[[Path], object], target: Path, name: str) -> bool:
 
 
 def _ending(raised: BaseException) -> str:
-    """Return a few words that say with which exception the script ended."""
+    """Return a few words that say which exception ended the script."""
     if isinstance(raised, SystemExit):
         if raised.code is None:
             return "at its last line"

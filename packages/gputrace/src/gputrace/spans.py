@@ -268,7 +268,7 @@ SPAN_COLUMNS, WAIT_COLUMNS = tuple(_SPAN_TYPES), tuple(column.name for column in
 
 
 def chosen(spans: Spans, device: int, kinds: tuple[int, ...]) -> np.ndarray:
-    """Return which of the spans are a device's and of one of these kinds, as a mask."""
+    """Return a mask of the spans that ran on a device and are of one of these kinds."""
     return (spans.device == device) & np.isin(spans.kind, kinds)
 
 
@@ -278,7 +278,7 @@ def launch_times(spans: Spans) -> np.ndarray:
 
 
 def is_collective(spans: Spans) -> np.ndarray:
-    """Return which of the spans are collectives of NCCL, real or virtual, as a mask."""
+    """Return a mask of the spans that are collectives of NCCL, real or virtual."""
     if not len(spans):
         return np.zeros(0, bool)
     of_name = np.array([name.startswith("nccl") for name in spans.names], bool)
@@ -299,6 +299,9 @@ def seconds_of(spans: Spans, *which: np.ndarray) -> float:
 
 
 def seconds_of_both(spans: Spans, first: np.ndarray, second: np.ndarray) -> float:
-    """Return the seconds during which one of the first and one of the second spans ran."""
+    """Return the seconds during which a span of `first` and a span of `second` ran together.
+
+    Both are masks of the spans.
+    """
     both = seconds_of(spans, first) + seconds_of(spans, second) - seconds_of(spans, first, second)
     return round(max(0.0, both), 11)  # each of the three may be off by half a picosecond

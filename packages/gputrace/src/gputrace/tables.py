@@ -75,7 +75,7 @@ def _body_cell(text: str, style: str) -> str:
 
 
 def _style(cells: list[str]) -> str:
-    """Return the style of the cells in a column.
+    """Return the CSS style of the cells in a column.
 
     It is written into each cell, because a notebook's own style would align text to the right and
     let it exceed the page.

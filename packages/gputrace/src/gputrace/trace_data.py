@@ -439,7 +439,7 @@ class TraceData:
             raise RuntimeError(f"this recording has no timeline: {self.no_timeline}")
 
     def _ran(self, device: "Device | None", kinds: tuple[int, ...]) -> np.ndarray:
-        """Return which spans are a device's and of one of these kinds, as a mask."""
+        """Return a mask of the spans that ran on a device and are of one of these kinds."""
         self.require_timeline()
         return chosen(self.spans, self.device_index(device), kinds)
 

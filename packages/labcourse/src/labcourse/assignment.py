@@ -159,7 +159,10 @@ class Course:
         raise ValueError(f"there is no lab {name!r}. Choose one of {choices}")
 
     def due(self, student: str, lab: Assignment) -> datetime | None:
-        """Return when a student must have handed in a lab, or None if the lab has no due date."""
+        """Return when a student must have handed in a lab.
+
+        An extension of the student counts. Return None if the lab has no due date.
+        """
         return self.extensions.get((student, lab.name), lab.due)
 
 
@@ -251,7 +254,7 @@ def _course(content: dict[str, Any], path: Path) -> Course:
 
 
 def _said(value: Any) -> str:
-    """Write a value from the file on one line, for a message."""
+    """Write a value of the course file on one line, for a message."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, date | time):
@@ -264,7 +267,10 @@ def _said(value: Any) -> str:
 
 
 def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
-    """Raise ValueError if a table of the course file has a key that is not in `keys`."""
+    """Raise ValueError if a table of the course file has a key that is not in `keys`.
+
+    `where` says in the message which table it is.
+    """
     for key in table:
         if key not in keys:
             allowed = ", ".join(sorted(keys))
@@ -277,7 +283,10 @@ def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
 
 
 def _table(content: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
-    """Return the table under a key, or an empty one. Raise ValueError if it is not a table."""
+    """Return the table under a key of `content`, or an empty one.
+
+    Raise ValueError if it is not a table. `where` says in the message where the key is.
+    """
     table = content.get(key, {})
     if not isinstance(table, dict):
         examples = {
@@ -292,9 +301,9 @@ def _table(content: dict[str, Any], key: str, where: str = "") -> dict[str, Any]
 
 
 def _text(value: Any, where: str, lines: bool = False) -> str:
-    """Check that a value is text without control characters.
+    """Return a value if it is text without control characters, or raise ValueError.
 
-    With `lines`, the text may have several lines and tabs.
+    With `lines`, the text may have several lines and tabs. `where` is its place in the course file.
     """
     if not isinstance(value, str):
         raise ValueError(f"{where} = {_said(value)}: expected str, a text in quotes")
@@ -307,9 +316,10 @@ def _text(value: Any, where: str, lines: bool = False) -> str:
 def _number(
     value: Any, where: str, least: float, most: float, whole: bool = False, name: str = ""
 ) -> float:
-    """Check that a value is a number from `least` to `most`, and with `whole` an integer.
+    """Return a value if it is a number from `least` to `most`, or raise ValueError.
 
-    A message calls the value `name`, or by the last part of `where`.
+    With `whole`, it must be an integer. `where` is its place in the course file. The message calls
+    the value `name`, or by the last part of `where`.
     """
     number_type = int if whole else int | float
     if not isinstance(value, number_type) or isinstance(value, bool):
@@ -323,7 +333,7 @@ def _number(
 
 
 def _moment(value: Any, where: str) -> datetime:
-    """Return a due date as a time.
+    """Return a due date in the course file as a time. `where` is its place in the file.
 
     Without a time of day it is the day's end, and without a zone UTC.
     """
@@ -369,7 +379,7 @@ def _seed(given: Any, path: Path) -> str:
 
 
 def _limits(table: dict[str, Any]) -> Limits:
-    """Read the limits of the sandbox."""
+    """Read the limits of the sandbox from their table in the course file."""
     _known(table, {item.name for item in fields(Limits)}, "limits")
     given: dict[str, Any] = {}
     for key, value in table.items():
@@ -468,7 +478,7 @@ def _replaced(
 
 
 def _title(notebook: nbformat.NotebookNode, default: str) -> str:
-    """Return the first heading of a notebook."""
+    """Return the first heading of a notebook, or `default` if it has none."""
     for cell in notebook.cells:
         for line in cell.source.splitlines():
             if line.startswith("# "):
@@ -479,7 +489,7 @@ def _title(notebook: nbformat.NotebookNode, default: str) -> str:
 def _repeated(names: Iterable[str], changed: Callable[[str], str] = str) -> str:
     """Return the first name that equals an earlier one, or "".
 
-    Names are compared after `changed`.
+    The names are compared after `changed` was applied to each.
     """
     seen: set[str] = set()
     for name in names:
@@ -490,7 +500,9 @@ def _repeated(names: Iterable[str], changed: Callable[[str], str] = str) -> str:
 
 
 def _lesson(name: str, notebooks: Path, where: str) -> Path:
-    """Return the notebook with this name or this lesson number ("2" or "02").
+    """Return the path of the notebook with this name or this lesson number ("2" or "02").
+
+    `where` is the place of the name in the course file, for messages.
 
     Raises:
         ValueError: no notebook or more than one fits. The message lists the notebooks.
@@ -524,7 +536,7 @@ def _notebook(path: Path) -> nbformat.NotebookNode:
 def _exercises(
     notebook: nbformat.NotebookNode, path: Path, worth: dict[str, float]
 ) -> Iterable[Exercise]:
-    """Yield the exercises of a notebook.
+    """Yield the exercises of a notebook, each with its points in `worth`.
 
     An exercise is a cell with the tag `exercise`, and the next cell checks the answer. Raise
     ValueError if one of the two cells is missing, or if the check cannot be understood.
@@ -566,7 +578,8 @@ def _puzzles(
 ) -> Iterable[Exercise]:
     """Yield the puzzles of a notebook, which are the cells that call `labkit.puzzle`.
 
-    Raise ValueError if there is no such puzzle, or if two cells have the same one.
+    `worth` has their points. Raise ValueError if there is no such puzzle, or if two cells have the
+    same one.
     """
     seen: set[str] = set()
     for cell in notebook.cells:
@@ -584,7 +597,10 @@ def _puzzles(
 
 
 def _points(value: Any, where: str) -> float:
-    """Check the points of an exercise or of a question."""
+    """Return the points of an exercise or a question, after checking that they are a number.
+
+    `where` is their place in the course file.
+    """
     return _number(value, where, 0, MOST_POINTS, name="points")
 
 

@@ -249,7 +249,10 @@ def _is_inside(path: str | Path, folder: str | Path) -> bool:
 
 
 def _unshare(_: int) -> Backend:
-    """Make the backend that hides processes and the network, but no files."""
+    """Return the backend that hides processes and the network, but no files.
+
+    The argument, a size of folders, is not used.
+    """
     command = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}"]
     command += ["--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return Backend(
@@ -263,7 +266,10 @@ def _unshare(_: int) -> Backend:
 
 
 def _none(_: int) -> Backend:
-    """Make the backend that isolates nothing, so that only the limits hold."""
+    """Return the backend that isolates nothing, so that only the limits hold.
+
+    The argument, a size of folders, is not used.
+    """
     return Backend(
         "none",
         (),

@@ -178,7 +178,10 @@ def collect(
 
 
 def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Problem]]:
-    """Sort files by the name that says whose they are, and report names that cannot be used."""
+    """Group files by the name that says whose they are.
+
+    Also return problems with names that cannot be used.
+    """
     owned: dict[Named, list[File]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     problems = []
@@ -203,7 +206,7 @@ def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Prob
 
 
 def _named(file: File) -> Named:
-    """Return what a platform's name for a file says about its owner."""
+    """Return what the name of a file or its folder says about the file's owner."""
     top, *below = file.path.parts or ("?",)
     if platforms.GRADESCOPE.fullmatch(top) and below:
         top, *below = below
@@ -245,10 +248,10 @@ def _identified(
     course: Course,
     process: LimitedProcess,
 ) -> Iterator[_Found | Problem]:
-    """Yield the submission in a file, and what is wrong with it.
+    """Yield the submission in a file of a student, and what is wrong with it.
 
-    The lab is the one that the notebook names. If it names none, the name of the file or of a
-    folder says which lab it is, and otherwise the exercises do.
+    `name` is what the platform's name says. The lab is the one that the notebook names. If it names
+    none, the name of the file or of a folder says which lab it is, and otherwise the exercises do.
     """
     origin, by_name = _origin(file), _lab_by_name(name, file, course)
     try:
@@ -305,7 +308,11 @@ def _origin(file: File) -> str:
 
 
 def _lab_by_exercises(lessons: list[str], course: Course) -> str:
-    """Return the first lab of the lesson, if a notebook has exercises of only one, or ""."""
+    """Return the name of the first lab of a lesson, or "".
+
+    `lessons` are the lessons whose exercises a notebook has. If there are several, the lab is
+    unclear.
+    """
     for lab in course.labs:
         if [lab.name[:2]] == lessons:
             return lab.name
@@ -350,7 +357,10 @@ def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission
 
 
 def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]) -> list[Problem]:
-    """Report students who handed in or have an extension, and are not in the list of students."""
+    """Return problems for students who have handed in or have an extension, but are not listed.
+
+    `found` has the (lab, student) of each submission.
+    """
     if not listed:
         return []
     strangers = [key for key in found if key[0] not in listed]
@@ -371,9 +381,10 @@ def _missing(
     listed: set[str],
     now: datetime,
 ) -> list[Problem]:
-    """Report students who have handed in nothing for a lab that is due.
+    """Return problems for students who have handed in nothing for a lab that is due at `now`.
 
-    A lab without a date is due as soon as somebody has handed it in.
+    A lab without a date is due as soon as somebody has handed it in. `found` has the (lab, student)
+    of each submission, and `listed` the students.
     """
     known = found | {(problem.student, problem.lab) for problem in problems}
     expected = sorted(listed or {student for student, _ in found})

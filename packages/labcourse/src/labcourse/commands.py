@@ -61,7 +61,7 @@ def add_to(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _add_release(parser: "CommandParser") -> None:
-    """Add the options of `release`."""
+    """Add the options of the command `release` to a parser."""
     parser.add_argument(
         "labs",
         nargs="*",
@@ -87,7 +87,7 @@ def _add_release(parser: "CommandParser") -> None:
 
 
 def _add_collect(parser: "CommandParser") -> None:
-    """Add the options of `collect`."""
+    """Add the options of the command `collect` to a parser."""
     parser.add_argument(
         "source", metavar="SOURCE", help="a folder, a platform's zip file, or nbgrader's exchange"
     )
@@ -101,7 +101,7 @@ def _add_collect(parser: "CommandParser") -> None:
 
 
 def _add_grade(parser: "CommandParser") -> None:
-    """Add the options of `grade`."""
+    """Add the options of the command `grade` to a parser."""
     parser.add_argument(
         "source", metavar="SUBMISSIONS", help="what `collect` wrote, or any SOURCE of `collect`"
     )
@@ -147,7 +147,7 @@ def _add_grade(parser: "CommandParser") -> None:
 
 
 def _add_students(parser: "CommandParser") -> None:
-    """Add the option `--students`."""
+    """Add the option `--students` to a parser."""
     parser.add_argument(
         "--students",
         metavar="FILE",
@@ -156,7 +156,10 @@ def _add_students(parser: "CommandParser") -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run a command, and print an error that the user can correct as one line."""
+    """Run a command, and return its exit status.
+
+    An error that the user can correct is printed on one line.
+    """
 
     from labcourse import assignment
     from labcourse.sandbox import SandboxError
@@ -236,7 +239,7 @@ def _collect(options: argparse.Namespace, course: "Course") -> int:
 
 
 def _print(problems: "list[Problem]") -> None:
-    """Print the problems. Students with the same problem share a line."""
+    """Print the problems, with one line for all students who have the same problem."""
     from labcourse import sources
 
     students: dict[tuple[str, str, str], list[str]] = {}

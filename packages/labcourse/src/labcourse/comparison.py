@@ -105,9 +105,9 @@ def _used(module: ast.Module, name: str) -> list[ast.stmt]:
 
 
 def _wrapped(module: ast.Module, name: str) -> str:
-    """Return the name of the function that a function only calls with its own parameters.
+    """Return the function that the function `name` only passes its own parameters to.
 
-    Return `name` if that function does something else.
+    Return `name` itself if it does something else.
     """
     functions = {item.name: item for item in module.body if isinstance(item, ast.FunctionDef)}
     for _ in functions:  # a wrapper may have a wrapper
@@ -119,7 +119,10 @@ def _wrapped(module: ast.Module, name: str) -> str:
 
 
 def _only_call(function: ast.FunctionDef) -> str | None:
-    """Return the name of what a function calls with its own parameters, if it does nothing else."""
+    """Return the name of the function that a function calls with its own parameters.
+
+    Return None if the function does anything else.
+    """
     if not all(isinstance(item, ast.Expr) for item in function.body[:-1]):  # a docstring
         return None
     parameters = [item.arg for item in function.args.args]
@@ -246,7 +249,7 @@ def _is_block(value: object) -> bool:
 
 
 def _operands(node: ast.expr, kind: type[ast.operator]) -> list[ast.expr]:
-    """Return the terms of a sum, or the factors of a product."""
+    """Return the operands of nested operations of one kind, such as the terms of a sum."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, kind):
         return _operands(node.left, kind) + _operands(node.right, kind)
     return [node]

@@ -77,5 +77,5 @@ def _table(course: Course, puzzle: Exercise, records: list[dict[str, Any]]) -> d
 
 
 def shown_status(result: dict[str, Any]) -> str:
-    """Return the status of a puzzle's result in the words that the class sees."""
+    """Return the status of a puzzle's result in the words that classmates see."""
     return result["status"] if result["status"] in ORDER else NOT_RUN

@@ -99,7 +99,10 @@ class Examined:
         return total
 
     def note(self, kind: str, detail: str) -> None:
-        """Add a remark. The worst problem so far becomes the submission's status."""
+        """Add a remark with a detail to the submission.
+
+        The worst kind of problem so far becomes the submission's status.
+        """
         if SEVERITY.index(kind) > SEVERITY.index(self.status):
             self.status, self.detail = kind, detail
         remark = KINDS[kind]
@@ -188,7 +191,8 @@ def _explained(
     """Return the result of an exercise, with the reason why its cell defined no answer, if any.
 
     Without this, the result would say that nobody tried the exercise. The reason is an error that
-    the cell raised, or another name of the function in `source`.
+    the cell raised, or another name of the function in `source`. `place` is the number of the cell,
+    and `errors` are those of all cells.
     """
     error = next((error for error in errors if error[0] == place), None)
     expected = NOT_RUN if exercise.is_puzzle else "not attempted"
@@ -284,7 +288,10 @@ class _Examination:
                     self._examined.note(result["status"], f"{puzzle.number}: {result['message']}")
 
     def _scored(self, puzzle: Exercise, told: dict[str, Any]) -> dict[str, Any]:
-        """Score one function in a new process, and return its result."""
+        """Score one function in a new process, and return its result.
+
+        `told` is what the process of the cells reported about the function.
+        """
         if not told:  # an error of its cell is explained later
             return outcome(puzzle, NOT_RUN, "Not yet: your cell does not call labkit.puzzle")
         if type(told.get("raised")) is str:
@@ -323,12 +330,12 @@ class _Examination:
         return result
 
     def _begin(self) -> None:
-        """Start to measure the submission's time, once the sandbox has started."""
+        """Start to count the submission's time. Call this when the sandbox has started."""
         if self._limit is None:
             self._limit = self._sandbox.time_limit(self._limits.seconds)
 
     def _note_end(self, error: EndedError) -> None:
-        """Note that the process of the cells had to be ended."""
+        """Add a remark that says why the process of the cells had to be ended."""
         detail = str(error)
         if detail == error.kind:
             detail = "while its cells ran"
@@ -343,7 +350,7 @@ class _Examination:
             self._examined.note("tampered", detail)
 
     def _seconds(self, most: float) -> float:
-        """Return the seconds that the submission has left, but at most `most`."""
+        """Return how many seconds the submission may still use, at most `most`."""
         if self._limit is None:
             return max(0.0, most)
         return max(0.0, min(most, self._limit.remaining()))
@@ -462,13 +469,16 @@ class _Examination:
         }
 
     def _failed(self, exercise: Exercise, error: Exception) -> dict[str, Any]:
-        """Report an error of the check, which says nothing about the answer."""
+        """Return the result of an exercise whose check raised an error.
+
+        Such an error is not the fault of the answer.
+        """
         said = text(f"{type(error).__name__}: {error}", 300)
         self._examined.note("failed", f"the check of {exercise.number} raised {said}")
         return outcome(exercise, "failed", "the grader has an error here, and not the answer")
 
     def _number(self, what: str) -> int:
-        """Return a number of 128 bits for a purpose, which is the same in each grading.
+        """Return a 128-bit number for the purpose `what`, which is the same in each grading.
 
         Nobody can compute one of these numbers from others without knowing the seed.
         """
@@ -539,10 +549,10 @@ def _finite(value: Any) -> Any:
 
 
 def text(said: str, longest: int = LONGEST_TEXT) -> str:
-    """Make a text safe that a submission can influence, and cut it to at most `longest` characters.
+    """Make a text safe to show, and cut it to at most `longest` characters.
 
-    Harmful characters are removed, and also addresses in memory, because they differ from run to
-    run.
+    A submission may have influenced the text. Harmful characters are removed, and also addresses in
+    memory, because they differ from run to run.
     """
 
     def harmless(letter: str) -> str:
@@ -557,7 +567,7 @@ def text(said: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def _without_addresses(said: str) -> str:
-    """Replace addresses in memory, such as 0x7f…, in a text."""
+    """Remove addresses in memory, such as 0x7f…, from a text."""
     return re.sub(r"0x[0-9a-f]{6,}", "0x…", said)
 
 

@@ -86,7 +86,7 @@ class Store:
         return self.folder / "figures" / lab / f"{student}-{number}.png"
 
     def _resources(self, lab: str, student: str) -> Path:
-        """Return the path of the file with the time and memory of a submission."""
+        """Return the path of the file with the time and memory that grading a submission took."""
         return self.folder / "resources" / lab / f"{student}.json"
 
     def remove(self, lab: str, student: str) -> None:
@@ -96,7 +96,10 @@ class Store:
             path.unlink(missing_ok=True)
 
     def write(self, graded: Graded) -> None:
-        """Write a result. The record is the last file, so that it implies the others."""
+        """Write the result of a grading.
+
+        The record is written last, so it implies the other files.
+        """
         lab, student = graded.record["lab"], graded.record["student"]
         for number, image in enumerate(graded.figures, 1):
             write_file(self._figure(lab, student, number), image)
@@ -265,7 +268,7 @@ def grade_all(
     anew = {id(wanted[name]) for name in again}
 
     def is_done(item: Submission) -> bool:
-        """Return whether a submission has a current result from a sandbox as strong as this one."""
+        """Return whether a submission has a current result from a sandbox at least as strong."""
         record = store.record(item.lab, item.student)
         if record is None or id(item) in anew:
             return False
@@ -325,7 +328,7 @@ def _here(
 ) -> Generator[Graded, None, None]:
     """Yield results from threads on this machine, in the order in which they are complete.
 
-    Each thread uses a sandbox of its own.
+    Each of the `workers` threads uses a sandbox of its own. `given` are the handed-out cells.
     """
     if backend.warning:
         progress(f"WARNING: {backend.warning}")
@@ -365,7 +368,8 @@ def _on_cluster(
 ) -> Generator[Graded, None, None]:
     """Yield results from the workers of a Dask cluster.
 
-    If a worker is lost, another worker gets its submissions.
+    If a worker is lost, another worker gets its submissions. `given` are the handed-out cells, and
+    `sandbox` is the name of a backend.
     """
     try:
         from distributed import Client, as_completed

@@ -129,7 +129,7 @@ class LimitedProcess:
             raise LimitError(f"it ended its process, with exit status {status}") from None
 
     def _receive(self, connection: Connection, seconds: float) -> Any:
-        """Return the next object from the process, within this time."""
+        """Return the next object from the process, or raise LimitError after `seconds`."""
         if not connection.poll(seconds):
             raise LimitError(f"it takes longer than {self._seconds:g} s")
         return pickle.loads(connection.recv_bytes(LARGEST))
@@ -152,7 +152,11 @@ class LimitedProcess:
 
 
 def serve(seconds: str, memory: str, fileno: str) -> None:
-    """Run calls in the limited process, until the grader closes the connection."""
+    """Run calls in the limited process, until the grader closes the connection.
+
+    The arguments are those of the command line: the limits of a call, and the file descriptor of
+    the connection.
+    """
     warnings.simplefilter("ignore")  # Python would print warnings about the student's text
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, also inside C code
     connection = Connection(int(fileno))

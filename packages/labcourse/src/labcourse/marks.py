@@ -168,7 +168,7 @@ def late_days(record: dict[str, Any], course: Course) -> int:
 
 
 def of_answer(answer: str) -> str:
-    """Return the fingerprint of a written answer."""
+    """Return the fingerprint of a written answer, which identifies it in the table of marks."""
     return hashlib.sha256(answer.encode()).hexdigest()[:16]
 
 

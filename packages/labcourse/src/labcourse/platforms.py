@@ -82,7 +82,7 @@ def _readings(top: str, is_folder: bool) -> Iterator[Named]:
 
 
 def normal(name: str) -> str:
-    """Return a name in Unicode's normal form, so that equal names compare equal."""
+    """Return a name in a Unicode normal form, in which equal names have the same characters."""
     return unicodedata.normalize("NFC", name).strip()
 
 

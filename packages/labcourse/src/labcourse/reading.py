@@ -204,13 +204,16 @@ def _with_helpers(
 
 
 def _written(own: dict[str, Any]) -> str:
-    """Return the id of the written question in the metadata of a cell, or ""."""
+    """Return the id of the written question that a cell answers, or "".
+
+    `own` is the kit's metadata of the cell.
+    """
     name = own.get("written")
     return name if isinstance(name, str) else ""
 
 
 def _lab(metadata: Any) -> str:
-    """Return the lab in the metadata of a notebook, or ""."""
+    """Return the name of the lab in the metadata of a notebook, or ""."""
     match metadata:
         case {"labkit": {"lab": str(lab)}}:
             return lab
@@ -242,9 +245,9 @@ def _cell(cell: Any) -> dict[str, Any]:
 
 
 def _exercise(cell: dict[str, Any], following: dict[str, Any] | None) -> str | None:
-    """Return the exercise that a tagged cell answers, or None.
+    """Return the number of the exercise that a tagged cell answers, or None.
 
-    The metadata of the cell or the check in the next code cell names the exercise.
+    The metadata of the cell or the check in the next code cell (`following`) names the exercise.
     """
     if "exercise" not in cell["tags"]:
         return None
@@ -257,7 +260,10 @@ def _exercise(cell: dict[str, Any], following: dict[str, Any] | None) -> str | N
 
 
 def checked_number(source: str) -> str | None:
-    """Return the exercise that a cell checks, such as "02.3" for `labkit.check("02.3", run_on)`."""
+    """Return the number of the exercise that a cell checks, or None.
+
+    It is "02.3" for `labkit.check("02.3", run_on)`.
+    """
     found = re.search(r"\bcheck\(\s*[\"'](\d\d\.\d+)[\"']", source)
     if found is None:
         return None
@@ -265,7 +271,10 @@ def checked_number(source: str) -> str | None:
 
 
 def puzzle_name(source: str) -> str | None:
-    """Return the puzzle that a cell answers, such as "x" for `labkit.puzzle("x", function)`."""
+    """Return the name of the puzzle that a cell answers, or None.
+
+    It is "x" for `labkit.puzzle("x", function)`.
+    """
     found = re.search(r"\bpuzzle\(\s*([\"'])(.{1,60}?)\1", source)
     if found is None:
         return None

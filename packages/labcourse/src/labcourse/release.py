@@ -238,7 +238,10 @@ def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def _mark(cell: NotebookNode, name: str, **what: bool | float) -> None:
-    """Add nbgrader's metadata, version 3, to a cell. `what` are the fields for this cell."""
+    """Add nbgrader's metadata, version 3, to a cell with the id `name`.
+
+    `what` are the metadata's fields for this cell.
+    """
     cell.id = re.sub(r"[^\w-]", "-", name)
     cell.metadata["nbgrader"] = {"grade_id": cell.id, "schema_version": 3, "task": False, **what}
 
@@ -257,7 +260,7 @@ def _notebook(course: Course, lab: Assignment, cells: list[NotebookNode]) -> Not
 
 
 def _text(notebook: NotebookNode) -> str:
-    """Return a notebook as JSON, after validating it."""
+    """Validate a notebook, and return it as JSON."""
     nbformat.validate(notebook)
     return nbformat.writes(notebook) + "\n"
 
@@ -412,7 +415,7 @@ def _install(course: Course) -> str:
 
 
 def _clean(cell: NotebookNode) -> NotebookNode:
-    """Remove a cell's outputs, and the metadata that only the kit's own tests need."""
+    """Remove a cell's outputs, and metadata that only the kit's own tests need."""
     tags = [tag for tag in cell.metadata.get("tags", []) if not tag.startswith("nbval")]
     cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
     if cell.cell_type == "code":
@@ -422,7 +425,10 @@ def _clean(cell: NotebookNode) -> NotebookNode:
 
 
 def _question(name: str, question: str) -> list[NotebookNode]:
-    """Return a cell with a written question, and one for its answer."""
+    """Return a cell with the text of a written question, and a cell for its answer.
+
+    `name` is the id of the question.
+    """
     identity = re.sub(r"[^\w-]", "-", name)
     answer = new_markdown_cell(PLACEHOLDER, id=f"written-{identity}")
     answer.metadata = nbformat.from_dict({"labkit": {"written": name}})
@@ -458,7 +464,7 @@ def _set_up(lab: Assignment, cells: list[NotebookNode], tasks: list[int]) -> str
 
 
 def _code(cell: NotebookNode) -> str:
-    """Return the code in a cell. In a text, this is what stands between backticks."""
+    """Return the code in a cell. In a Markdown cell, this is the code between backticks."""
     if cell.cell_type == "code":
         return str(cell.source)
     return "\n".join(re.findall(r"```.*?```|`[^`]+`", cell.source, re.DOTALL))
@@ -484,10 +490,11 @@ def _imports(cell: NotebookNode) -> Iterator[tuple[str, str]]:
 
 
 def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
-    """Raise ValueError, unless the cell defines only the function `name` and holds no answer.
+    """Raise ValueError unless the cell defines only the function `name` and holds no answer.
 
     A stub is a function with a docstring and `...`. Where the exercise is to repair a function, the
     stub is the function that the check expects. A comment could hold an answer, so a stub has none.
+    `notebook` names the file in the message.
     """
     if number not in checks.with_variants():
         raise ValueError(
@@ -514,9 +521,9 @@ def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
 
 
 def _require_original(puzzle: definitions.Puzzle, source: str, notebook: str) -> None:
-    """Raise ValueError, unless the cell has only the wasteful function and the puzzle's call.
+    """Raise ValueError unless the cell has only the wasteful function and the puzzle's call.
 
-    A comment could hold an answer, so the cell has none.
+    A comment could hold an answer, so the cell has none. `notebook` names the file in the message.
     """
     expected: Any = ast.parse(inspect.getsource(puzzle.function)).body[0]
     is_original = False

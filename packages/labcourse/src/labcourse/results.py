@@ -143,7 +143,10 @@ def _write_index(
     problems: list[Problem],
     pages: jinja2.Environment,
 ) -> None:
-    """Write the instructor's page."""
+    """Write the instructor's page, which lists what a person should look at.
+
+    `keys` are the (lab, student) of all records.
+    """
     essences = [_essence(record, course) for record in _records(store, keys)]
     summaries = []
     contests = []
@@ -177,7 +180,7 @@ def _write_index(
 def _absent(
     course: Course, essences: list[dict[str, Any]], problems: list[Problem]
 ) -> list[tuple[Assignment, list[str]]]:
-    """List the labs that students did not hand in, each with these students.
+    """Return each lab that students did not hand in, with these students.
 
     If nobody handed in a lab, the list of its students is empty.
     """
@@ -226,7 +229,7 @@ def _remove_others(store: Store, keys: set[tuple[str, str]]) -> None:
 
 
 def _grade(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a record in grades.csv."""
+    """Return the row of grades.csv for the record of a submission."""
     given = record["marks"]
     from_record = ("student", "lab", "out_of", "detail", "received", "sandbox", "seed")
     from_marks = ("points", "exercises", "late_days", "deduction", "to_mark")
@@ -237,7 +240,7 @@ def _grade(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ungraded(problem: Problem) -> dict[str, Any]:
-    """Return the row of a problem in grades.csv."""
+    """Return the row of grades.csv for a problem, such as a missing submission."""
     about = {"student": problem.student, "lab": problem.lab}
     return {**about, "status": problem.kind, "detail": problem.detail}
 
@@ -432,7 +435,10 @@ def _write_comparison(
     pages: jinja2.Environment,
     report: Callable[[str], Any],
 ) -> None:
-    """Write the page that compares the answers of the class."""
+    """Write the page that compares the answers of the class.
+
+    `keys` are the (lab, student) of all records. `report` gets a line when an answer takes long.
+    """
     labs: list[tuple[Assignment, dict[str, Compared]]] = []
     found: dict[str, Compared] = {}
     # The answer of one student of each group. The keys are (exercise, student).
@@ -493,7 +499,7 @@ def _compared(
 
 
 def _question(lab: Assignment, name: str) -> str:
-    """Return a name for a written question that is unique in the course."""
+    """Return a name for a written question that is unique in the course, from its lab and name."""
     return f"{lab.name}: {name}"
 
 
@@ -515,7 +521,11 @@ def _examples(
 
 
 def _normal(process: LimitedProcess, source: str, name: str, about: str) -> Normal:
-    """Normalize an answer in a limited process. Compare code that exceeds the limits as text."""
+    """Return the normal form of an answer, computed in a limited process.
+
+    `name` is the answer's function, and `about` says what is read. Code that exceeds the limits is
+    compared as text.
+    """
     try:
         normal: Normal = process.call(comparison.normalized, source, name, about=about)
         return normal

@@ -138,7 +138,10 @@ class Sandbox:
             server.kill()
 
     def _end_server(self, kill: bool) -> None:
-        """End the fork server and all its processes, and remove its control group and folder."""
+        """End the fork server and all its processes, and remove its control group and folder.
+
+        With `kill`, do not wait for them to end by themselves.
+        """
         if self._server is not None:
             self._connection.close()
             patience = 5.0
@@ -242,7 +245,7 @@ class Sandbox:
         return self._connection.fileno()
 
     def time_limit(self, seconds: float) -> TimeLimit:
-        """Return a limit, from now on, for the time of what the fork server has started."""
+        """Return a limit in seconds, from now on, for the processes of the fork server."""
         return TimeLimit(seconds, [] if self._server is None else [self._server.pid])
 
     def end_process(self, stop: bool) -> dict[str, Any]:
@@ -319,7 +322,7 @@ class SubmissionProcess:
         self._close()
 
     def _close(self) -> None:
-        """Close the connection and the pipe."""
+        """Close the connection to the process and the pipe for its output."""
         self._connection.close()
         os.close(self._output)
 
@@ -408,7 +411,7 @@ class SubmissionProcess:
             time.sleep(0.01)  # the process has closed its output, and may go on
 
     def _stop(self, kind: str, detail: str = "") -> NoReturn:
-        """End the process and raise EndedError."""
+        """End the process and raise EndedError with this kind and detail."""
         self._end(stop=True)
         raise EndedError(kind, detail)
 
@@ -429,7 +432,10 @@ class SubmissionProcess:
         raise EndedError("ended", f"signal {-status}")
 
     def _end(self, stop: bool) -> dict[str, Any]:
-        """End all processes of the submission, and return the fork server's report."""
+        """End all processes of the submission, and return the fork server's report.
+
+        Without `stop`, the server may first see how the process ends by itself.
+        """
         self._has_ended = True
         ended = self._sandbox.end_process(stop)
         self.memory, self.changed = ended.get("memory", 0), ended.get("changed", [])

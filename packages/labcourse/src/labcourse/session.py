@@ -512,7 +512,7 @@ def answer_in(source: str) -> Any:
 
 
 def _use_gpus(count: int) -> None:
-    """Use at least this number of GPUs. The notebook's own choice is kept if it has enough."""
+    """Use at least `count` GPUs. Keep those that the notebook has chosen if they are enough."""
     used = machine.current()
     if used is None or used.count < count:
         labkit.use(None)
@@ -542,7 +542,10 @@ class Alarm:
         signal.signal(signal.SIGALRM, self._ring)
 
     def _ring(self, number: int, frame: Any) -> None:
-        """Handle the alarm's signal."""
+        """Interrupt the running code, or end the process after three interrupts.
+
+        The arguments are those of a signal handler.
+        """
         remaining = self._limit.remaining()
         if remaining > 0:  # time spent waiting for a processor core does not count
             signal.setitimer(signal.ITIMER_REAL, remaining, 1.0)

@@ -192,7 +192,10 @@ def _one_by_one(
     targets: list[ast.expr],
     values: list[ast.expr],
 ) -> ast.AST | list[ast.stmt]:
-    """Split an assignment of a tuple into one assignment per value, if these are independent."""
+    """Split an assignment of a tuple into one assignment per value, if these are independent.
+
+    `targets` and `values` are the parts of `node`.
+    """
     stored = set(_all_names(targets))
     used = set(_all_names(values))
     if len(targets) != len(values) or stored & used:
@@ -280,7 +283,7 @@ def _without_last_continue(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _chosen(node: ast.If) -> list[ast.stmt]:
-    """Write an `if` with its positive condition, or without it if the condition decides nothing."""
+    """Write an `if` with its positive condition. Replace it if its condition decides nothing."""
     if isinstance(node.test, ast.Constant):
         if node.test.value:
             return node.body
@@ -419,7 +422,7 @@ def _is_plain(value: ast.expr, stored: Counter[str]) -> bool:
 
 
 def _once_at_once(name: str, statement: ast.stmt) -> bool:
-    """Return whether a statement uses a name outside of parts that may run several times."""
+    """Return whether a statement uses a name only outside of parts that may run several times."""
     if isinstance(statement, ast.For):
         return name in _names(statement.iter, ast.Load)
     parts = [node for node in ast.walk(statement) if isinstance(node, REPEATED)]

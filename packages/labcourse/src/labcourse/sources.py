@@ -120,7 +120,7 @@ def in_folder(folder: Path) -> Iterator[File]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """List a folder, without the hidden files that editors and systems write."""
+    """Return the entries of a folder, without the hidden files that editors and systems write."""
     names = sorted(os.listdir(folder))
     return [folder / name for name in names if not name.startswith(".") and name != "__MACOSX"]
 
@@ -128,7 +128,7 @@ def _listed(folder: Path) -> list[Path]:
 def _below(top: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files in and below a folder, in order.
 
-    Each comes with what is wrong with it, or "".
+    With each file comes a text that says what is wrong with it, or "".
     """
     waiting = [(top, 0)]
     while waiting:

@@ -145,7 +145,10 @@ def _filter(architecture: int, column: int, shared: bool) -> bytes:
 
 
 def _if_family(number: int, refuse: int) -> list[Instruction]:
-    """Refuse this system call unless its first argument is one of `FAMILIES`."""
+    """Return instructions that refuse a system call unless its first argument is in `FAMILIES`.
+
+    `number` is the number of the call, and `refuse` the filter's verdict on it.
+    """
     count = len(FAMILIES)
     tests = [(EQUAL, count - place, 0, family) for place, family in enumerate(FAMILIES)]
     called = [(LOAD, 0, 0, 16), *tests, (RETURN, 0, 0, refuse), (RETURN, 0, 0, ALLOW)]
@@ -153,9 +156,10 @@ def _if_family(number: int, refuse: int) -> list[Instruction]:
 
 
 def _if_argument(number: int, argument: int, test: Instruction, refuse: int) -> list[Instruction]:
-    """Refuse this system call unless its argument passes the test.
+    """Return instructions that refuse a system call unless one of its arguments passes a test.
 
-    `test` passes if it jumps over one instruction, which is the refusal.
+    `number` is the number of the call, `argument` the index of the argument, and `refuse` the
+    filter's verdict. `test` passes if it jumps over one instruction, which is the refusal.
     """
     return [
         (EQUAL, 0, 4, number),

@@ -71,7 +71,7 @@ def _word(name: str) -> dict[str, str]:
 
 
 def _look(look: dict[str, Any]) -> dict[str, Any]:
-    """Return the colour and the hatch of a matplotlib style, for the explorer's script."""
+    """Return the colour and the hatch of a matplotlib style as plain data."""
     return {"colour": look["facecolor"], "hatch": (look.get("hatch") or "")[:1]}
 
 

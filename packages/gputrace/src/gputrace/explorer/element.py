@@ -29,7 +29,7 @@ def script() -> str:
 
 
 def policy() -> str:
-    """Return the content security policy of a page: run this script, and load nothing."""
+    """Return a content security policy that allows only this script, and no network."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     allowed = f"img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return f"default-src 'none'; {allowed}"
@@ -70,9 +70,9 @@ def _files(trace: "TraceData", name: str) -> list[tuple[str, str, bytes, str]]:
 
 
 def _file(filename: str, tool: str, content: bytes, address: str) -> str:
-    """Return HTML with a button that downloads a file, and a link to the tool that opens it.
+    """Return HTML with the file's content, a button to download it, and a link to the tool.
 
-    `address` is the address of the tool.
+    `address` is the address of the tool that opens the file.
     """
     kind = filename.rpartition(".")[2]
     data = f'data-file="file-{kind}" data-name="{filename}"'

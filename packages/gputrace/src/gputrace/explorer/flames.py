@@ -50,7 +50,7 @@ def _add(root: dict[str, Any], stack: Stack, nbytes: int) -> None:
 
 
 def _name(line: SourceLine) -> str:
-    """Return the name of a call: its source text if it is the user's, and else its function."""
+    """Return the name of a call: its location and source, or its function if there is no source."""
     if line.text:
         return f"{line.location}  {line.text}"
     return f"{line.function} in {line.location}"

@@ -156,7 +156,7 @@ def words(canvas: Canvas, *sentences: str) -> str:
 
 
 def _finding(canvas: Canvas) -> str:
-    """Return the title as it was given. In the picture, some characters may be boxes."""
+    """Return a figure's title as it was given, with the characters that the font lacks."""
     return str(canvas.get_label() or canvas.get_suptitle())
 
 
@@ -229,8 +229,8 @@ def label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
 def _apart(pixels: list[float], axes: Axes) -> list[float]:
     """Return heights for texts in rising order, in pixels, so that the texts do not overlap.
 
-    `pixels` are the preferred heights. Texts are moved up. If the highest text is then above the
-    axes, the texts are moved down.
+    `pixels` are the preferred heights. If the highest text would be above the axes, the texts are
+    moved down.
     """
     # In some versions of matplotlib, the boxes of text are 19 pixels high.
     least = 14 * axes.figure.dpi / 72
@@ -308,7 +308,7 @@ def _width(char: str, bold: bool) -> float:
 
 @lru_cache
 def _font(bold: bool) -> FT2Font:
-    """Load the regular or the bold font of the figures."""
+    """Load the font of the figures, in its regular or its bold weight."""
     weight = "bold" if bold else "normal"
     font = FT2Font(findfont(FontProperties(family=FONT, weight=weight)))
     font.set_size(_UNIT, 72)

@@ -118,7 +118,7 @@ def _lines(segments: list[RecordedSegment], width: int, shared: bool) -> list[Li
 
 
 def _usual_block(segments: list[RecordedSegment]) -> int:
-    """Return the size of a typical block, which is the byte-weighted median of block sizes."""
+    """Return the size of the block that contains the middle byte, if blocks are sorted by size."""
     sizes = sorted(block.size for segment in segments for block in segment.blocks)
     sums = list(accumulate(sizes))
     return sizes[int(np.searchsorted(sums, sums[-1] / 2))]
@@ -141,7 +141,7 @@ def _without_smallest(groups: list[list[RecordedSegment]], width: int, most: flo
 
 
 def _only(groups: list[list[RecordedSegment]], chosen: list[RecordedSegment], width: int) -> Page:
-    """Lay out only the chosen segments of the groups, in lines of `width` bytes."""
+    """Lay out only the chosen segments of the groups, in lines of `width` bytes that they share."""
     kept = {id(segment) for segment in chosen}
     shown = [[segment for segment in group if id(segment) in kept] for group in groups]
     return _page(shown, width, True)

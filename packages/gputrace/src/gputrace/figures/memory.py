@@ -243,7 +243,7 @@ def _finding(seen: _Seen) -> str:
 def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str:
     """Append the shares of the largest categories at the peak to a title, if they fit.
 
-    At most two categories of `largest` are named, joined by `joint`.
+    At most two categories are named. `joint` is the text between the title and the first share.
     """
     for name in largest[:2]:
         longer = f"{title}{joint}{_percent(seen, name)} {name}"
@@ -253,7 +253,7 @@ def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str
 
 
 def _is_kept(steps: Steps, allocated: np.ndarray, peak: int) -> bool:
-    """Return whether the memory that steps leave behind is visible and is kept to the end.
+    """Return whether the memory that steps left is visible and was not freed by the end.
 
     `allocated` are the bytes over time, and `peak` is their maximum.
     """
@@ -391,7 +391,7 @@ def _mark_peak(axes: Axes, seen: _Seen) -> None:
 
 
 def _mark_out_of_memory(axes: Axes, seen: _Seen) -> None:
-    """Mark each time when memory ran out, and write the line that failed last above the axes."""
+    """Mark each time when memory ran out. Write the line of the last failure above the axes."""
     if not seen.ooms:
         return
     events = seen.trace.events

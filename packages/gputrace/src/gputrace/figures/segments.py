@@ -135,7 +135,7 @@ def _moment(at: str | float | int) -> str:
 
 
 def _just_refused(trace: "TraceData", count: int, device: int) -> int:
-    """Return the bytes of the allocation that failed on a device after `count` events, or 0."""
+    """Return the bytes of an allocation that failed just before or after `count` events, or 0."""
     mine = trace.events.device == device
     before, after = np.flatnonzero(mine[:count])[-1:], np.flatnonzero(mine[count:])[:1] + count
     for event in [*before, *after]:

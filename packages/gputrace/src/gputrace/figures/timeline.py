@@ -278,8 +278,8 @@ def _add_shares(axes: Axes, part: "TraceData", lanes: list[Lane], inches: float)
 def _share_text(trace: "TraceData", lane: Lane, collectives: np.ndarray, inches: float) -> str:
     """Return the text beside a lane, which says for which share of the time the lane was busy.
 
-    For copies and collectives, the text also has the share that overlaps with other kernels.
-    `inches` is the height of the lane.
+    For copies and collectives, the text also has the share that overlaps with other kernels, if the
+    lane is high enough for two lines. `inches` is the height of the lane.
     """
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
@@ -351,7 +351,7 @@ def _add_legend(canvas: Canvas, entries: list, rows: int, page: _Page) -> None:
 
 
 def _list_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
-    """Write a line for each race, with both source lines, from `top` inches below the top."""
+    """Write a line for each race with both source lines, starting `top` inches from the top."""
     look: dict[str, Any] = {"va": "top", "fontsize": TEXT_POINTS, "color": darker(RACE)}
     look |= {"weight": "bold", "parse_math": False}
     listed = races[:MOST_RACES]
@@ -500,7 +500,7 @@ def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
 
 
 def _marked(marks: list[Mark]) -> list[str]:
-    """Return a sentence that lists the marked parts of the program, or [] if there are none."""
+    """Return a list with a sentence about the marked parts of the program, or [] without marks."""
     if not marks:
         return []
     parts = []

@@ -133,7 +133,7 @@ def _begins_as_archive(path: str | Path) -> bool:
 
 
 def _computer(stored: dict[str, Any]) -> ComputerTime:
-    """Return the `ComputerTime` that a file stores as JSON."""
+    """Return the `ComputerTime` that was stored in a file as JSON."""
     lines = [(SourceLine(**line), seconds) for line, seconds in stored["lines"]]
     loading = []
     for one in stored["loading"]:

@@ -157,7 +157,10 @@ class _Lanes:
             yield from self._arrow(f"launch {index}", "launch", int(launch[index]), index)
 
     def waits(self) -> Iterator[Entry]:
-        """Yield arrows from the last span before an event to the first one after the wait."""
+        """Yield an arrow for each wait of a stream.
+
+        It leads from the last span before the event to the first span after the wait.
+        """
         waits = self.trace.waits
         for index in range(len(waits)):
             stream = int(waits.device[index]), int(waits.stream[index])
@@ -168,7 +171,7 @@ class _Lanes:
                 yield from self._arrow(f"wait {index}", "wait", source, target)
 
     def races(self) -> Iterator[Entry]:
-        """Yield an arrow for each race between its two launches, and an entry with a text about it.
+        """Yield an arrow between the two launches of each race, and a marker with its description.
 
         There is no arrow if one of the two launches is not in the recording.
         """

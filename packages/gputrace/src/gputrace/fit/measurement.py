@@ -162,19 +162,19 @@ class Measurement:
             self._end()
 
     def _end_in_vain(self) -> None:
-        """End a script that waits for a value which never comes."""
+        """End a script that waits for a value that nothing computes."""
         self._trains = bool(of_kind(all_objects(), torch.optim.Optimizer))
         self._end()
 
     def _end(self) -> None:
-        """End the script by raising `Enough`, or by a signal if this thread cannot do so."""
+        """End the script by raising `Enough` in it."""
         self._running = False
         raise Enough
 
     def _write_progress(self, *event: object) -> None:
-        """Write how many steps the script has made, at most once per second.
+        """Write how far the script is to the progress file, at most once per second.
 
-        The allocators call this method with each of their events, which it ignores.
+        The allocators call this method at each of their events, which are not used.
         """
         now = time.monotonic()
         if now < self._due or not self._running:
@@ -186,7 +186,7 @@ class Measurement:
         self._progress.write_text(so_far, encoding="utf-8")
 
     def _after_step(self, done: int) -> bool:
-        """Return whether the script has made enough steps after `done` of them."""
+        """Return whether `done` steps are enough for the measurement."""
         self._made_up.begin_step()
         wish = self._wish
         if wish.change is not None:
@@ -199,7 +199,10 @@ class Measurement:
         return done >= wish.steps + MORE or settled
 
     def _explain(self, outcome: Outcome) -> None:
-        """Note which made-up values the script read, and whether it failed because of one."""
+        """Note in the outcome the made-up values that the script read.
+
+        If the script failed or waited because of one, note that, too.
+        """
         made_up = self._made_up
         asks = self.raised is not None and instruments.asks_for_values(self.raised)
         outcome.made_up = made_up.lines
@@ -252,9 +255,10 @@ class Measurement:
 
 @cache
 def _make_changes(change: str | None) -> tuple[Met, dict[str, Met]]:
-    """Patch PyTorch for a change, and return the lists of what the changes meet.
+    """Patch PyTorch for a change, and return what the changes meet.
 
-    This happens once per process tree, because a forked process inherits the patches.
+    The result is a list for `change`, and lists for all other changes if `change` is None. PyTorch
+    is patched only once, because a forked process inherits the patches.
     """
     if change is not None:
         return ALL[change].make(True), {}
@@ -317,9 +321,9 @@ class _Steps:
         return len(self.times)
 
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
-        """Start to record kernels before the first step. End a script that uses no GPU.
+        """Start to record kernels. End a script that uses no GPU.
 
-        The arguments are those of a hook before an optimizer's step.
+        The arguments are those of PyTorch's hook before an optimizer's step.
         """
         if self._process != os.getpid():
             return
@@ -330,7 +334,7 @@ class _Steps:
     def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         """Count a step of the first optimizer, and ignore the steps of the others.
 
-        The arguments are those of a hook after an optimizer's step.
+        The arguments are those of PyTorch's hook after an optimizer's step.
         """
         self._first = self._first or optimizer
         if optimizer is self._first and self._process == os.getpid():
@@ -339,7 +343,8 @@ class _Steps:
     def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
         """Start to record kernels. Count a step if there is no optimizer.
 
-        The arguments, the name of a phase and its frame, are not used.
+        `name` is the phase that begins. Return a function for the end of the phase, which does
+        nothing.
         """
         if self._process != os.getpid():
             return lambda: None

@@ -118,8 +118,8 @@ def answer(
 def _each(runner: Runner, wishes: list[Wish], told: str, tell: Tell) -> dict[str, Outcome]:
     """Make all attempts, and return the outcomes by GPU model.
 
-    `tell` gets a line with the text `told` after each attempt. Raise ScriptFailedError if the
-    script failed.
+    After each attempt, `tell` gets a line with the model, the text `told` and the outcome. Raise
+    ScriptFailedError if the script failed.
     """
     outcomes = {}
     for wish, outcome in runner.run_all(wishes):
@@ -247,7 +247,7 @@ def _on_steps(name: str, outcome: Outcome) -> str:
 def _need(outcome: Outcome) -> str:
     """Write the memory that a script needs.
 
-    The text says "at least" if the script ended early, and mentions growth.
+    The text begins with "at least" if the script ended early, or if its memory grows.
     """
     text = byte_text(outcome.used)
     if _broken_off(outcome) or growth_of(outcome.peaks, outcome.left) is not None:
@@ -266,9 +266,10 @@ def _fits_text(outcome: Outcome, tried: Outcome) -> str:
 
 
 def _fits(outcome: Outcome, fits: bool, total: int) -> str:
-    """Return a text that says whether a script fits into `total` bytes.
+    """Return a text that says whether a script fits on a GPU with `total` bytes.
 
-    If memory grows from step to step, the text says for how many steps the script fits.
+    `fits` says whether the steps that ran did fit. If memory grows, the text says for how many
+    steps the script fits.
     """
     if not fits:
         return NOT
@@ -372,7 +373,7 @@ def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell
 def _tried(
     runner: Runner, wish: Wish, changes: list[str], total: int
 ) -> Iterator[tuple[str, Outcome]]:
-    """Yield the outcome of each change.
+    """Yield (change, outcome) for each of the changes, and then for sharding.
 
     Sharding is tried over the fewest GPUs on which the script fits into `total` bytes each, or else
     over the largest number of GPUs.

@@ -89,7 +89,7 @@ class _Attempt:
         return False
 
     def progress(self) -> str:
-        """Return a text that says for how long the process has been running, and how far it is."""
+        """Return a text that says how long the process has been running, and what it has done."""
         self.told = time.monotonic()
         change = f", {self.wish.change}" if self.wish.change else ""
         try:

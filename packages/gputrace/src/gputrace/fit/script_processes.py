@@ -49,11 +49,11 @@ class ScriptProcesses:
         self._wish, self._folder, self._main = wish, Path(folder), main
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Install the measurement in the process that unpickles this object."""
+        """Make pickle store a call of `_inherit`, which installs the measurement when unpickled."""
         return _inherit, (asdict(self._wish), str(self._folder), self._main)
 
     def put_in_place(self) -> None:
-        """Measure every process that this process and its children start with multiprocessing."""
+        """Measure each process that this one or its children start with multiprocessing."""
         bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
         prepare = multiprocessing.spawn.get_preparation_data
 
@@ -71,7 +71,7 @@ class ScriptProcesses:
         multiprocessing.spawn.get_preparation_data = prepared
 
     def _run(self, run: Callable[[], None]) -> None:
-        """Call `run`, which is the work of a child process, and write the outcome to a file."""
+        """Measure the work of a child process, which is to call `run`, and write the outcome."""
         gpus = virtualgpu.current()
         if gpus is None:
             return run()
@@ -104,7 +104,7 @@ class ScriptProcesses:
         return self._ended()
 
     def _wait(self, patience: float) -> None:
-        """Wait for the missing outcomes for as long as new ones arrive."""
+        """Wait for missing outcomes, until none has come for `patience` seconds."""
         missing, until = self._missing(), time.monotonic() + patience
         while missing and time.monotonic() < until:
             select.select([], [], [], LOOK)
@@ -135,7 +135,7 @@ class ScriptProcesses:
         os.replace(self._file("unfinished"), self._file("ended"))
 
     def _file(self, kind: str) -> Path:
-        """Return the path of this process's file of a kind, such as its outcome."""
+        """Return the path of this process's file of a kind: "begun", "unfinished" or "ended"."""
         return self._folder / f"{os.getpid()}.{kind}"
 
 
@@ -153,9 +153,9 @@ def _loads_data(process: Any) -> bool:
 
 
 def _raising(run: Callable[[], None]) -> None:
-    """Call `run`, the work of a process, so that an error in it is raised to the caller.
+    """Call `run`, the work of a process, and raise the error that ended it.
 
-    torch.multiprocessing would catch the error and exit with a status instead.
+    torch.multiprocessing hides an error behind an exit status, which is replaced by the error.
     """
     try:
         run()

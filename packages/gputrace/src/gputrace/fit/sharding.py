@@ -141,7 +141,7 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def _without_parameters(model: nn.Module) -> nn.Module:
-    """Copy a model without the values of its parameters, as it is before FSDP2 changes it."""
+    """Return a copy of a model as it is before FSDP2 changes it. Its parameters have no memory."""
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
@@ -149,10 +149,9 @@ def _without_parameters(model: nn.Module) -> nn.Module:
 
 
 def _sharded_copy(unsharded: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Copy a sharded model by copying its unsharded form and sharding the copy.
+    """Copy a sharded model, given its copy without memory, and shard the new copy.
 
-    This replaces `copy.deepcopy`, whose `memo` it takes. The result is as if the script had copied
-    the model before it was sharded.
+    This function replaces `copy.deepcopy` for the model, and takes its `memo`.
     """
     parameters: dict[int, Any] = {}
     for parameter in unsharded.parameters():

@@ -45,7 +45,7 @@ def is_node(kind: type) -> bool:
 
 
 def of_classes(objects: list[Any], wanted: Callable[[type], bool]) -> list[Any]:
-    """Return the objects whose class is `wanted`.
+    """Return the objects whose class fulfils `wanted`.
 
     `wanted` is called once per class and not per object, because there are very many objects.
     """
@@ -95,7 +95,7 @@ def walk(
 
 
 def _what_holds(kind: type) -> Callable[[Any], Iterator[tuple[Any, str]]]:
-    """Return a function that yields the objects that an object of this class holds."""
+    """Return a function that yields the objects that an instance of this class keeps alive."""
     if torch.Tensor in ancestry(kind):
         return _held_by_tensor
     if is_node(kind):

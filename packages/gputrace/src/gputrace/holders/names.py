@@ -51,7 +51,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 def name_of(root: Name, steps: list[Hop]) -> tuple[Name, int]:
     """Name the last object of a path whose first object is called `root`.
 
-    Return the name and the number of its parts, in which a vague part counts as many.
+    `steps` are the objects of the path, each with how the previous object refers to it. Return the
+    name and the number of its parts, in which a vague part counts as many.
     """
     name, at, parts = root, 0, 0
     while at < len(steps) - 1:
@@ -63,7 +64,11 @@ def name_of(root: Name, steps: list[Hop]) -> tuple[Name, int]:
 
 
 def _next(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
-    """Name the second object of a chain, or a later one, when the first is called `name`."""
+    """Name the second object of a chain, or a later one, when the first is called `name`.
+
+    Each object of `chain` holds the next one, and `how` says how the first refers to the second.
+    Return the name of the object and its index in `chain`.
+    """
     thing, held = chain[0], chain[1]
     if is_node(type(thing)):
         return _in_node(name, chain, how)
@@ -103,7 +108,7 @@ def own_attributes(thing: Any) -> dict:
 
 
 def slots(thing: Any) -> dict[str, Any]:
-    """Return the values in the slots of an object, by name."""
+    """Return the values in the `__slots__` of an object, by name."""
     found = {}
     for base in ancestry(type(thing)):
         for key, slot in attributes(base).items():
@@ -116,7 +121,11 @@ def slots(thing: Any) -> dict[str, Any]:
 
 
 def _attribute(name: Name, thing: Any, own: dict, chain: list[Any]) -> tuple[Name, int]:
-    """Name the first object of a chain, which is an attribute of `thing`, or a later one."""
+    """Name the attribute of `thing` that is `chain[0]`, or an object that the attribute holds.
+
+    `name` is the name of `thing`, and `own` are its attributes. Return the name of an object of
+    `chain`, and how many objects of `chain` the name leads through.
+    """
     value, further = chain[0], None
     if len(chain) > 1:
         further = chain[1]
@@ -140,7 +149,7 @@ def _attribute(name: Name, thing: Any, own: dict, chain: list[Any]) -> tuple[Nam
 
 
 def _callable_name(thing: Any) -> str:
-    """Return the qualified name of a function, or the class of another object."""
+    """Return the qualified name of a function, or the name of the class of another object."""
     named = getattr(thing, "__qualname__", None)
     if isinstance(named, str):
         return named
@@ -151,7 +160,10 @@ def _callable_name(thing: Any) -> str:
 
 
 def _in_dict(name: Name, chain: list[Any], how: str) -> Found:
-    """Name a value of a dictionary by its key, or a key itself."""
+    """Name a value of a dictionary by its key, or a key itself.
+
+    `chain` begins with the dictionary, which is called `name`. See the module for the result.
+    """
     for key, value in list(dict.items(chain[0])):  # a copy, because other threads may change it
         if value is chain[1]:
             return name.then(f"[{_key(key)}]"), 1
@@ -170,7 +182,10 @@ def _key(key: Any) -> str:
 
 
 def _in_sequence(name: Name, chain: list[Any], how: str) -> Found:
-    """Name an element of a list, a tuple or a deque by its index or field."""
+    """Name an element of a list, a tuple or a deque by its index or field.
+
+    `chain` begins with the sequence, which is called `name`. See the module for the result.
+    """
     kind = next(base for base in (list, tuple, collections.deque) if isinstance_of(chain[0], base))
     values = list(kind.__iter__(chain[0]))
     indices = [index for index, value in enumerate(values) if value is chain[1]]
@@ -183,7 +198,10 @@ def _in_sequence(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _in_set(name: Name, chain: list[Any], how: str) -> Found:
-    """Name an element of a set, or let an attribute of the set have its own name."""
+    """Name an element of a set, or leave an attribute of the set to the general rules.
+
+    `chain` begins with the set, which is called `name`. See the module for the result.
+    """
     if own_attributes(chain[0]) is chain[1]:
         return None
     return name.then("{…}"), 1
@@ -193,7 +211,10 @@ def _in_set(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _in_function(name: Name, chain: list[Any], how: str) -> Found:
-    """Name a closure variable, a default argument, or the function that a wrapper wraps."""
+    """Name a closure variable, a default argument, or the function that a wrapper wraps.
+
+    `chain` begins with the function, which is called `name`. See the module for the result.
+    """
     function, held = chain[0], chain[1]
     if len(chain) < 3:
         return None
@@ -221,12 +242,15 @@ def _in_function(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _position(things: tuple, wanted: Any) -> int:
-    """Return the index of an object in a tuple, which is compared by identity."""
+    """Return the index of the object `wanted` in a tuple. Objects are compared by identity."""
     return next(index for index, thing in enumerate(things) if thing is wanted)
 
 
 def _in_cache(name: Name, chain: list[Any], how: str) -> Found:
-    """Name the results that `functools.lru_cache` keeps, and the arguments in its keys."""
+    """Name the results that `functools.lru_cache` keeps, and the arguments in its keys.
+
+    `chain` begins with the cached function, called `name`. See the module for the result.
+    """
     if own_attributes(chain[0]) is chain[1]:
         return None
     at = 1
@@ -236,7 +260,10 @@ def _in_cache(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _in_class(name: Name, chain: list[Any], how: str) -> Found:
-    """Name an attribute of a class."""
+    """Name an attribute of a class.
+
+    `chain` begins with the class, which is called `name`. See the module for the result.
+    """
     if len(chain) < 3 or type(chain[1]) is not dict:
         return None
     key = next((key for key, value in chain[1].items() if value is chain[2]), "…")
@@ -247,7 +274,7 @@ def _in_class(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _variable(frame: types.FrameType, chain: list[Any]) -> Found:
-    """Name the variable of a frame that holds the second object of a chain.
+    """Return the name of the frame's variable that holds the second object of a chain.
 
     If the second object is the cell of a closure, name the variable that holds the third object.
     """
@@ -261,7 +288,10 @@ def _variable(frame: types.FrameType, chain: list[Any]) -> Found:
 
 
 def _in_suspended(name: Name, chain: list[Any], how: str) -> Found:
-    """Name a variable of a generator or a coroutine that has not ended."""
+    """Name a variable of a generator or a coroutine that has not ended.
+
+    `chain` begins with the generator, which is called `name`. See the module for the result.
+    """
     word, attribute = next(
         naming for kind, naming in _SUSPENDED.items() if isinstance_of(chain[0], kind)
     )
@@ -282,7 +312,10 @@ _SUSPENDED = {
 
 
 def _in_frame(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
-    """Name a variable of a function that has ended, and that a traceback or a name keeps."""
+    """Name a variable of a function that has ended, and whose frame is kept alive.
+
+    `chain` begins with the frame, which is called `name`. See the module for the result.
+    """
     frame = chain[0]
     if isinstance_of(chain[1], types.FrameType):
         return name, 1
@@ -296,14 +329,20 @@ def _in_frame(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
 
 
 def _in_traceback(name: Name, chain: list[Any], how: str) -> Found:
-    """Name what a traceback holds."""
+    """Name an object that a traceback holds "the traceback" of what the traceback belongs to.
+
+    `chain` begins with the traceback, which is called `name`. See the module for the result.
+    """
     if name.kind == "the traceback":
         return name, 1
     return Name("the traceback", "", name.text), 1
 
 
 def _in_exception(name: Name, chain: list[Any], how: str) -> Found:
-    """Name the traceback, the context or the arguments of an exception."""
+    """Name the traceback, the context or the arguments of an exception.
+
+    `chain` begins with the exception, which is called `name`. See the module for the result.
+    """
     error, held = chain[0], chain[1]
     if isinstance_of(held, types.TracebackType):
         return Name("the traceback", "", name.text), 1
@@ -318,7 +357,11 @@ def _in_exception(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _in_tensor(name: Name, chain: list[Any], how: str) -> Found:
-    """Name the gradient, the graph or a hook of a tensor."""
+    """Name the gradient, the graph or a hook of a tensor.
+
+    `chain` begins with the tensor, which is called `name`. `how` says how the tensor refers to the
+    next object. See the module for the result.
+    """
     if how == "grad":
         return name.then(".grad", "a gradient"), 1
     if is_node(type(chain[1])):
@@ -330,7 +373,11 @@ def _in_tensor(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _in_node(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
-    """Name what a node of an autograd graph holds."""
+    """Name an object that a node of an autograd graph holds.
+
+    `chain` begins with the node, which is called `name`. `how` says how the node refers to the next
+    object. See the module for the result.
+    """
     node, held = chain[0], chain[1]
     if name.kind != "the autograd graph":
         name = Name("the autograd graph", "", name.text)

@@ -31,7 +31,7 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> "Snapshot":
-        """Take a snapshot at this moment."""
+        """Return a snapshot of the objects that the garbage collector tracks at this moment."""
         hidden = copies()
         # `all_objects` returns before this list exists. The list would contain itself otherwise.
         objects = [thing for thing in all_objects() if id(thing) not in hidden]
@@ -138,14 +138,20 @@ class Path:
     length: int = 0
 
     def to(self, held: Any, how: str) -> "Path":
-        """Return the chain with one more object."""
+        """Return a longer path, which continues from this path's last object to `held`.
+
+        `how` says how the last object refers to `held` (see `References`).
+        """
         before: Path | None = self
         if how == self.how == "next":
             before = self.before
         return Path(self.root, held, before, how, self.length + 1)
 
     def steps(self) -> list[tuple[Any, str]]:
-        """Return the objects from the root on, each with how the previous object refers to it."""
+        """Return (object, how) for each object from the root on.
+
+        `how` says how the previous object refers to this one.
+        """
         path: Path | None = self
         found = []
         while path is not None:
@@ -217,11 +223,11 @@ class Ancestors:
         return list(found.values())
 
     def outside(self, things: list[Any]) -> bool:
-        """Return the result of `References.outside`."""
+        """Return whether one of these objects has references that the collector does not see."""
         return self._references.outside(things)
 
     def cycles(self, among: list[Any]) -> list[Any]:
-        """Return the objects that are on a cycle of references, or between two cycles."""
+        """Return the objects of `among` that are on a reference cycle, or between two cycles."""
         left = {id(thing): thing for thing in among}
         self._remove_loose(left, lambda key: [id(thing) for thing in self._holders[key]])
         self._remove_loose(left, lambda key: [id(thing) for thing, _ in self._held[key]])
@@ -229,7 +235,10 @@ class Ancestors:
 
     @staticmethod
     def _remove_loose(left: dict[int, Any], neighbours: Callable[[int], list[int]]) -> None:
-        """Remove objects without neighbours in `left`, until every object has one."""
+        """Remove objects from `left` that have no neighbours in it, until every object has one.
+
+        `neighbours` returns the ids of the objects that an object refers to, or is referred to by.
+        """
         loose = list(left)
         while loose:
             loose = [key for key in left if left.keys().isdisjoint(neighbours(key))]

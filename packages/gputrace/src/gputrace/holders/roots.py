@@ -61,7 +61,10 @@ class Name:
         return text
 
     def then(self, suffix: str, remark: str = "") -> "Name":
-        """Return the name of an element or an attribute of the object that this name names."""
+        """Return the name of a part of the object that has this name, such as an attribute.
+
+        `suffix` is added to the expression, and `remark` replaces the remark.
+        """
         if self.kind == _RECORDS:
             return self
         if self.expression:
@@ -171,7 +174,10 @@ class Roots:
         return sorted(found, key=lambda pair: pair[0])
 
     def _in_namespace(self, namespace: dict, objects: dict[int, Any]) -> Iterator[tuple[Name, Any]]:
-        """Yield the names of the objects in a module's globals or in the body of a class."""
+        """Yield the names that a module's globals or a class body have for some objects.
+
+        `objects` are the objects by their ids.
+        """
         body, _ = self._class_bodies.get(id(namespace), (None, None))
         module = str(namespace.get("__name__") or self._modules.get(id(namespace), ""))
         for key, value in list(namespace.items()):
@@ -191,7 +197,10 @@ class Roots:
                 yield Name("global", key, module), value
 
     def _add_frame(self, frame: types.FrameType, of: str) -> None:
-        """Add the names in a frame, which is called `of`."""
+        """Add the names of a frame's variables.
+
+        `of` is what the names belong to, such as a function.
+        """
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             faint = not is_users(frame.f_code.co_filename)
             for variable, value in variables(frame):

@@ -65,7 +65,8 @@ def _targets(storage: DeviceStorage) -> list[Any]:
 def _named(storage: DeviceStorage, paths: dict[int, list[Path]]) -> list[Holder]:
     """Return the named holders of a storage, each with its shortest names.
 
-    An autograd graph has the names of several tensors that lead to it.
+    `paths` are the paths to each Python object by its id. An autograd graph has the names of
+    several tensors that lead to it.
     """
     targets = _targets(storage)
     own = set(map(id, targets))
@@ -118,7 +119,7 @@ def _as_view(target: Any, storage: DeviceStorage) -> str:
 
 
 def _unnamed(storage: DeviceStorage, ancestors: Ancestors) -> Holder:
-    """Return the holder of a storage to which no name leads."""
+    """Return the holder of a storage to which no name leads, such as a reference cycle."""
     targets = _targets(storage)
     above = without(targets, ancestors.above(targets))
     if not ancestors.complete:

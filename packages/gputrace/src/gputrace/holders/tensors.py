@@ -68,7 +68,7 @@ def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
 
 
 def of_kind(objects: list[Any], kind: type) -> list[Any]:
-    """Return the objects whose class descends from `kind`."""
+    """Return the objects whose class is `kind` or is derived from it."""
     return autograd.of_classes(objects, lambda found: kind in autograd.ancestry(found))
 
 
@@ -111,7 +111,7 @@ def alive(objects: list[Any] | None = None) -> Living:
 
 
 def _storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """Return the storages of a tensor, or none if it has no memory of its own."""
+    """Return the storages of a tensor. The list is empty if the tensor has no memory of its own."""
     try:
         return [torch._C.TensorBase.untyped_storage(part) for part in _dense(tensor)]
     except (RuntimeError, NotImplementedError):  # a subclass whose inner tensors are found anyway
@@ -138,7 +138,7 @@ def _add(
     storage: torch.UntypedStorage,
     tensor: torch.Tensor | None,
 ) -> None:
-    """Add a storage, and the tensor that has it, unless it is not on a GPU."""
+    """Add a storage and its tensor to `found`, unless the storage is not on a GPU."""
     if storage.device.type != "cuda" or not _in_use(storage):
         return
     try:
@@ -174,7 +174,10 @@ class Census:
         self._weak = {key: _weak(_any_storage(entry)) for key, entry in living.storages.items()}
 
     def __contains__(self, entry: DeviceStorage) -> bool:
-        """Return whether this same storage was alive at that moment."""
+        """Return whether the storage of `entry` was alive at that moment.
+
+        A later storage at the same address does not count.
+        """
         weak = self._weak.get(entry.key)
         storage = _any_storage(entry)
         if isinstance(weak, StorageWeakRef):
@@ -209,7 +212,7 @@ def _memory(storage: torch.UntypedStorage) -> Any:
 
 
 def _any_storage(entry: DeviceStorage) -> torch.UntypedStorage:
-    """Return one of the storage objects at an address."""
+    """Return one of the storage objects that refer to the memory of `entry`."""
     if entry.storages:
         return entry.storages[0]
     with torch._C.DisableTorchFunction():

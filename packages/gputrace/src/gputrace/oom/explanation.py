@@ -134,7 +134,7 @@ def _reason(s: Situation) -> str:
 
 
 def _largest(s: Situation) -> int:
-    """Return the size of the largest free block that the request's stream can use."""
+    """Return the bytes of the largest free block that the request's stream can use."""
     return max((space.largest for space in s.within_reach), default=0)
 
 
@@ -207,7 +207,7 @@ def _remedies(s: Situation) -> list[str]:
 
 
 def _free_lines(s: Situation) -> list[str]:
-    """Name the lines whose memory would make enough space, or the largest ones."""
+    """Name the lines whose memory would be enough for the request, or else the largest ones."""
     named, gained = [], 0
     for holding in s.holdings[:_NAMED]:
         if gained >= s.short:
@@ -226,7 +226,7 @@ def _free_lines(s: Situation) -> list[str]:
 
 
 def _growth(s: Situation) -> list[str]:
-    """Advise to find a leak if each step leaves memory behind."""
+    """Return advice to find a leak, or [] if steps leave no memory behind."""
     if s.grows <= 0:
         return []
     return [
@@ -236,9 +236,9 @@ def _growth(s: Situation) -> list[str]:
 
 
 def _smaller_batch(s: Situation) -> list[str]:
-    """Advise a smaller batch, if activations are live.
+    """Return advice to make the batch smaller, if activations are live.
 
-    This request shrinks with the batch, too, unless it is for a parameter. By how much the batch
+    The request shrinks with the batch, too, unless it is for a parameter. By how much the batch
     must shrink is not known, because the step needs more memory after this line.
     """
     activations = sum(holding.nbytes for holding in s.holdings if holding.category == "activations")
@@ -258,7 +258,10 @@ def _smaller_batch(s: Situation) -> list[str]:
 
 
 def _settings(s: Situation) -> list[str]:
-    """Advise settings of the allocator that are not in use and would avoid the fragmentation."""
+    """Return advice on settings of the allocator that would avoid the fragmentation.
+
+    Settings that are already in use are left out.
+    """
     if s.settings.expandable_segments:
         return []
     advice = []
@@ -307,7 +310,7 @@ def _numbers(s: Situation, badge: str) -> Table:
     rows: list[tuple[str, str, str]] = []
 
     def add(name: str, nbytes: int | None, meaning: str) -> None:
-        """Add a row, unless the number is not known."""
+        """Add a row with a number and its meaning to the table, unless the number is None."""
         if nbytes is not None:
             rows.append((name, size_text(nbytes), meaning))
 

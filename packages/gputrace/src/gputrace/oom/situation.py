@@ -57,10 +57,10 @@ class Message:
 
     @classmethod
     def read(cls, text: str) -> "Message":
-        """Read the numbers of a message. An empty one has none."""
+        """Read the numbers in the text of an error message. An empty text gives no numbers."""
 
         def size(pattern: str) -> int | None:
-            """Return the size that matches a pattern, or None."""
+            """Return the size in bytes that matches a pattern in the text, or None."""
             found = re.search(pattern, text)
             if found is None:
                 return None
@@ -85,7 +85,7 @@ class Message:
 
 
 def _bytes(amount: str, unit: str) -> int:
-    """Return the bytes of a size in a message."""
+    """Convert an amount and a unit in a message, such as "2.00" and "GiB", to bytes."""
     return round(float(amount) * _UNITS[unit])
 
 

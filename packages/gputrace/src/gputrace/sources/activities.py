@@ -92,7 +92,7 @@ def work_of(activities: Iterable[Activity], origin: float) -> Execution:
     def add(
         activity: Activity, device: int, stream: int, kind: int, name: str, launch: int = -1
     ) -> None:
-        """Add a span."""
+        """Add a span for an activity. `launch` is the index of the span that launched it, or -1."""
         start, duration = (activity.start - origin) * 1e-9, activity.duration * 1e-9
         rows.append((start, duration, device, stream, kind, name, 0, launch))
 
@@ -121,12 +121,15 @@ def work_of(activities: Iterable[Activity], origin: float) -> Execution:
 
 
 def _allocators_number(stream: int) -> int:
-    """Return the number of a stream, with 0 for the default stream."""
+    """Return the allocator's number of a CUPTI stream, which is 0 for the default stream.
+
+    Other streams keep their numbers.
+    """
     return 0 if stream == DEFAULT_STREAM else stream
 
 
 def _kind(activity: Activity) -> int:
-    """Return the kind of span for a GPU's work."""
+    """Return the kind of span for work of a GPU: a kind of copy, or KERNEL."""
     if activity.kind == "gpu_memcpy":
         for name, kind in _COPIES.items():
             if name in activity.name:
@@ -164,14 +167,20 @@ def _waits(activities: list[Activity], origin: float) -> list[tuple]:
     recorded.sort()
 
     def last(queue: tuple[int, int], issued: int) -> tuple[int, int] | None:
-        """Return when the last work before `issued` was launched on a stream, and when it ended."""
+        """Return the launch time and the end of the last work on a stream before `issued`.
+
+        `queue` is the (device, stream), and `issued` is the time when a wait was issued.
+        """
         before = bisect_right(queued[queue], (issued, 1 << 63))
         if not before:
             return None
         return queued[queue][before - 1]
 
     def done(queue: tuple[int, int], issued: int) -> int:
-        """Return when the work that was launched on a stream before `issued` ended."""
+        """Return when the work that was launched on a stream before `issued` ended.
+
+        `queue` is the (device, stream).
+        """
         found = last(queue, issued)
         if found is None:
             return issued
@@ -180,7 +189,10 @@ def _waits(activities: list[Activity], origin: float) -> list[tuple]:
     def source_of(
         activity: Activity, waiter: tuple[int, int], issued: int
     ) -> tuple[int, int] | None:
-        """Return the (device, stream) of the event that a stream waits for."""
+        """Return the (device, stream) on which the event of a wait was recorded.
+
+        `waiter` is the waiting (device, stream), and `issued` is the time when the wait was issued.
+        """
         if activity.waits_on == DEFAULT_STREAM:
             return activity.device, activity.waits_on
         if activity.waits_on >= 0:

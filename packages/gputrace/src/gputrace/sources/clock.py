@@ -123,7 +123,7 @@ class ClockSource:
 
 
 def _side(side: Any, origin: float, spans: Spans) -> RacingSpan:
-    """Return the description of one of the two launches of a race.
+    """Return the description of one launch of a race.
 
     A race is found before the second launch runs. The time of the second launch follows from the
     next span on its stream.

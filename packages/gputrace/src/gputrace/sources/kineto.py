@@ -112,7 +112,7 @@ class _ProfilerSession:
                 self._fail(GAVE_WAY)
 
     def _fail(self, missing: str) -> None:
-        """Tell all sources, with this reason, that there are no activities."""
+        """Tell all sources that there are no activities, and why. `missing` is the reason."""
         for listener in self._listeners:
             listener.missing = missing
         self._listeners.clear()
@@ -212,7 +212,10 @@ def _read(results: Any) -> list[Activity]:
 
 
 def _when_another_starts(give_way: Callable[[], None]) -> Callable[[], None]:
-    """Call `give_way` before another session is prepared. Return the function that stops this."""
+    """Call `give_way` before another profiler session is prepared.
+
+    Return a function that ends this.
+    """
     profile: Any = profiler.profile
     prepare = profile._prepare_trace
 

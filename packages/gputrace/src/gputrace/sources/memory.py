@@ -125,7 +125,7 @@ class VirtualSource:
         asked: tuple[Any, int] = None, 0
 
         def listen(action: str, block: Any, size: int) -> None:
-            """Note an event of the allocator."""
+            """Note an event of the allocator: the action, the block, and the bytes."""
             nonlocal asked
             number = ACTION_OF[action]
             known, stack = asked
@@ -148,7 +148,7 @@ class VirtualSource:
         return listen
 
     def _note_used(self, gpu: Any) -> None:
-        """Note the memory of a GPU that is in use."""
+        """Note the bytes in use on a GPU at this moment."""
         nbytes = gpu.allocator.total - gpu.allocator.free_bytes()
         self._used.append((self.now(), gpu.index, nbytes))
 
@@ -206,7 +206,10 @@ class _History:
                 self._thread.shutdown()
 
     def _switch(self, enabled: str | None, **options: Any) -> Future[None]:
-        """Switch the history on ("all") or off (None) in its thread."""
+        """Switch the history on (`enabled="all"`) or off (None) in its own thread.
+
+        `options` are further arguments of PyTorch's function.
+        """
         return self._thread.submit(torch.cuda.memory._record_memory_history, enabled, **options)
 
 
@@ -310,12 +313,12 @@ class CudaSource:
         )
 
     def _stack(self, frames: list[dict]) -> int:
-        """Return the number of a stack in PyTorch's format."""
+        """Return the number of a stack, given its frames in PyTorch's format."""
         lines = (_source_line(frame["filename"], frame["line"], frame["name"]) for frame in frames)
         return self._table.of_lines(tuple(lines))
 
     def _counted(self) -> list[dict[str, int]]:
-        """Return the counts of events of each device."""
+        """Return PyTorch's memory statistics of each device, which count its events."""
         return [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
 
     def _watch_used(self) -> None:
@@ -340,7 +343,7 @@ class CudaSource:
                     self._used.append((self.now(), device, used))
 
         def watch() -> None:
-            """Measure until the recording ends."""
+            """Measure the memory in use again and again until the recording ends."""
             while not self._ended.wait(PERIOD):
                 look()
             look()
@@ -364,7 +367,7 @@ _lines: dict[tuple[str, int, str], SourceLine] = {}
 
 
 def _source_line(*key: Any) -> SourceLine:
-    """Return the source line (file, line, function). Each line is read only once."""
+    """Return the source line for (file, line, function). Each line is read only once."""
     line = _lines.get(key)
     if line is None:
         line = _lines[key] = SourceLine.read(*key)
@@ -372,7 +375,7 @@ def _source_line(*key: Any) -> SourceLine:
 
 
 def _settings(settings: dict[str, Any]) -> Settings:
-    """Return the allocator's settings from those in a snapshot."""
+    """Convert the allocator's settings in a snapshot of PyTorch to `Settings`."""
     most = settings.get("max_split_size", -1)
     divisions = settings.get("roundup_power2_divisions") or {}
     rising = sorted((int(size), value) for size, value in divisions.items())

@@ -155,7 +155,7 @@ class ComputerClock:
                 _thread.interrupt_main(SIGNAL)
 
     def _look(self, signum: int, frame: FrameType | None) -> None:
-        """Note the line that is running. This is the signal's handler."""
+        """Note the line that the main thread runs. The arguments are those of a signal handler."""
         now = perf_counter()
         place = self._places.setdefault(place_of(frame), len(self._places))
         self._looks.extend((self._now(), place, now - self._before))
