@@ -23,7 +23,10 @@ class Graphs:
         return len(self._tokens)
 
     def mark(self, module: nn.Module, given: Any, output: torch.Tensor) -> None:
-        """Mark the graph of a layer's output. Register this method as a forward hook."""
+        """Count the graph of a layer's output as long as it lives. Register this as a forward hook.
+
+        The arguments are those of a forward hook.
+        """
         if output.grad_fn is not None:
             metadata: Any = output.grad_fn.metadata  # really a dict, unlike its annotation
             metadata["token"] = token = Token()

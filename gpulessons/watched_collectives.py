@@ -169,7 +169,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _group(leaves: list[Any]) -> dist.ProcessGroup | None:
-    """Return the first process group among the arguments of an operator, or None."""
+    """Return the first process group among the arguments of a collective, or None."""
     for leaf in leaves:
         if isinstance(leaf, torch.ScriptObject):
             try:

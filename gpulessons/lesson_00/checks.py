@@ -7,7 +7,7 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, rig
 
 
 def draw(generator: random.Random) -> Plain:
-    """Draw a list of floats that integers, two decimals or half precision cannot hold exactly.
+    """Draw the numbers of an exercise, which integers, two decimals or half precision would change.
 
     The largest number comes first, one number is negative, and one appears twice.
     """

@@ -23,7 +23,10 @@ def draw_ids(generator: random.Random) -> Plain:
 
 
 def observe_ids(id_column: Any, ids: Plain) -> Plain:
-    """Call the answer twice, because it might return its first result again."""
+    """Return descriptions of the tensors from two calls of the answer.
+
+    The second call shows whether the answer returns its first result again.
+    """
     id_column([0] * len(ids))
     return describe(id_column(list(ids)))
 

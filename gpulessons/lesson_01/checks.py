@@ -40,7 +40,7 @@ def from_elsewhere(device: str, answer: Any, *arguments: Any) -> Any:
 
 
 def draw_masks(generator: random.Random) -> Plain:
-    """Draw a case for each device, each with an empty sentence.
+    """Draw sentences of different lengths for each device, one of them empty.
 
     The longest sentence fills its row only in the first case.
     """
@@ -138,7 +138,10 @@ ANOTHER_STREAM = -1
 
 
 def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
-    """Return a function that notes its current device in `seen`, and returns or raises."""
+    """Return a function that adds its current device to `seen`, and returns or raises.
+
+    `case` says what the function returns or raises. `tensor` is the tensor that it may return.
+    """
 
     def work() -> Any:
         if torch.cuda.current_stream() == torch.cuda.default_stream():
@@ -545,7 +548,8 @@ def judge_batch(observations: Plain, cases: Plain) -> Verdict:
 def _difference(was: Plain, now: Plain, device: str) -> str | None:
     """Return what is wrong with an entry of the moved batch, or None.
 
-    The words follow the entry's path in a message.
+    `was` and `now` are the entry before and after, and `device` is where its tensors should be. The
+    text follows the entry's path in a message.
     """
     if now is None:
         return "is missing."

@@ -49,9 +49,10 @@ OVERHEAD = 0.5e-3  # seconds that launching and waiting may add
 
 
 def draw_durations(generator: random.Random) -> Plain:
-    """Draw four pieces of work, each with the milliseconds of its kernels and of earlier work.
+    """Draw four tasks for the GPU, each with a stream and milliseconds of work.
 
-    Each also has a stream. Two are short. Two find the stream busy.
+    The milliseconds are those of the task's kernels and of earlier work. Two tasks are short. Two
+    find the stream busy.
     """
     kinds = (  # kernels, most milliseconds of a kernel, milliseconds of the work before it
         (1, 4, 0.0),
@@ -67,7 +68,7 @@ def draw_durations(generator: random.Random) -> Plain:
 
 
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
-    """Return for each piece of work the answer's seconds, the right seconds, and the calls made.
+    """Return for each task the answer's seconds, the right seconds, and the calls made.
 
     The right seconds are those between two events.
     """
@@ -185,9 +186,9 @@ def _batch(value: int, rows: int) -> torch.Tensor:
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """Return for each list of batches the result, whether the host waited, and what changed.
+    """Run the answer on each list of batches, once in training and once in evaluation mode.
 
-    The model is in training mode for the first list and in evaluation mode for the second.
+    Return for each the result, whether the host waited, and what the answer changed.
     """
     observations, sleep, model = list[Plain](), cycles_in(LONG), Double()
     for training, case in zip((True, False), cases, strict=True):
@@ -271,7 +272,10 @@ STALE = -2  # what the tensor has before its values. No row has this number.
 
 
 def observe_values(fetch: Any, cases: Plain) -> Plain:
-    """Return the fetched values, and whether the host waited for earlier or for later work."""
+    """Return the values that the answer fetched from the GPU.
+
+    Also return whether the host waited for earlier or for later work.
+    """
     observations = []
     for case in cases:
         if case["aside"]:
@@ -370,7 +374,7 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_work(generator: random.Random) -> Plain:
-    """Draw a case in which the caller uses the default stream, and one with another stream."""
+    """Draw two cases of work: the caller uses the default stream, or another stream."""
     return [
         {"value": generator.randint(1, 9), "factor": generator.randint(2, 9), "aside": aside}
         for aside in (False, True)
@@ -493,9 +497,10 @@ def draw_batches(generator: random.Random) -> Plain:
 
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
-    """Return what each batch's work read, the times, and what the loader took, kept and awaited.
+    """Observe a loader of batches in several rounds, of which the best one counts.
 
-    In the first round the GPU is busy and allocates memory, which is left full of zeros. Each later
+    Return what each batch's work read, the times, and what the loader took, kept and awaited. In
+    the first round the GPU is busy and allocates memory, which is left full of zeros. Each later
     round leaves values of another sign than the round before. The best round counts, because a real
     GPU's host is sometimes late.
     """
@@ -600,7 +605,10 @@ def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) ->
 
 
 def _wrong(means: Sequence[float], values: Sequence[float]) -> list[int]:
-    """Return the indices of the batches whose work read wrong values."""
+    """Return the indices of the batches whose work read wrong values.
+
+    `means` are the means that the work read, and `values` the right ones.
+    """
     wrong = []
     for index, (mean, value) in enumerate(zip(means, values, strict=False)):
         if not abs(mean - value) <= 1e-3 * value:

@@ -47,7 +47,7 @@ def draw_parts(generator: random.Random) -> Plain:
 
 
 def observe_parts(share_of_second: Any, cases: Plain) -> Plain:
-    """Return the answer's share for each case, and the order in which parts were called."""
+    """Return for each case the share that the answer computes, and the parts in order of calls."""
     rate, found = cycles_in(1.0), []
     share_of_second(lambda: torch.cuda._sleep(1), lambda: torch.cuda._sleep(1))
     for case in cases:
@@ -68,7 +68,7 @@ def observe_parts(share_of_second: Any, cases: Plain) -> Plain:
 
 
 def _given(case: Plain) -> str:
-    """Return words that say how long both parts take."""
+    """Return the lengths of both parts of a case in words, for a message."""
     first, second = map(sum, case["parts"])
     return f"parts of {first:.1f} ms and {second:.1f} ms"
 
@@ -95,7 +95,7 @@ def judge_parts(found: Plain, cases: Plain) -> Verdict:
 
 
 def _share_hint(said: float, share: float, case: Plain) -> str:
-    """Return a hint that explains a wrong share."""
+    """Return a hint that explains why the share `said` differs from the right `share`."""
     first, second = map(sum, case["parts"])
     mistakes = {
         "Is this the share of first?": 1 - share,

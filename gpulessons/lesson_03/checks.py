@@ -143,14 +143,14 @@ def _without_the_wrapper() -> Iterator[None]:
 
 
 def _allocated() -> list[int]:
-    """Return the bytes allocated on each GPU, and reset the peaks."""
+    """Return the bytes allocated on each GPU now, and reset the peaks."""
     for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
     return [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
 
 
 def _above(before: list[int]) -> list[int]:
-    """Return each GPU's peak above the bytes `before`."""
+    """Return by how many bytes each GPU's peak exceeds the bytes in `before`."""
     peaks = [torch.cuda.max_memory_allocated(index) for index in range(len(before))]
     return [peak - earlier for peak, earlier in zip(peaks, before, strict=True)]
 
@@ -230,7 +230,7 @@ def draw_peaks(generator: random.Random) -> Plain:
 
 
 def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
-    """Return the answer's result, and the number of times that it ran the step.
+    """Return the peaks that the answer reports, and how often it ran the step.
 
     Each GPU had a higher peak before the step than in it.
     """

@@ -45,7 +45,7 @@ def draw_losses(generator: random.Random) -> Plain:
 
 
 def observe_losses(mean_of_losses: Any, cases: Plain) -> Plain:
-    """Return the result for each case, and the gradients that the losses receive."""
+    """Return for each case the mean that the answer computes, and the gradients of the losses."""
     found = []
     for case in cases:
         losses = [
@@ -62,12 +62,12 @@ def observe_losses(mean_of_losses: Any, cases: Plain) -> Plain:
 
 
 def _given(case: Plain) -> str:
-    """Return the losses, the rows and the GPU of a case, in words."""
+    """Return the losses, the rows and the GPU of a case in words, for a message."""
     return f"losses {shown(case['losses'])} of {case['rows']} rows and gpu={case['gpu']}"
 
 
 def judge_losses(found: Plain, cases: Plain) -> Verdict:
-    """Judge the device, the shape, the value and the gradients."""
+    """Judge the device, the shape, the value and the gradients of each mean loss."""
     for observed, case in zip(found, cases, strict=True):
         result, given, total = observed["result"], _given(case), sum(case["rows"])
         if result["type"] != "Tensor":
@@ -99,7 +99,7 @@ def judge_losses(found: Plain, cases: Plain) -> Verdict:
 
 
 def _gradients(values: Plain) -> str:
-    """Return gradients as text. None means that there is no gradient."""
+    """Return gradients as text for a message. None means that there is no gradient."""
     return "[" + ", ".join("None" if value is None else f"{value:g}" for value in values) + "]"
 
 

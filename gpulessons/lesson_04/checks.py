@@ -203,7 +203,7 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_stages(generator: random.Random) -> Plain:
-    """Draw equal stages, one stage, one micro-batch, and the slowest stage at each place."""
+    """Draw pipelines: equal stages, one stage, one micro-batch, and the slowest stage anywhere."""
     cases: list[Plain] = []
     for _ in range(4):
         seconds = [generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))]
@@ -257,9 +257,10 @@ def draw_steps(generator: random.Random) -> Plain:
 
 
 def observe_steps(step: Any, inputs: Plain) -> Plain:
-    """Return the loss, the gradients, what each half saw, and the seconds of both steps.
+    """Run a training step with the answer, and one in the way of the lesson.
 
-    The second step is `compute_first` of the lesson.
+    Return the loss, the gradients, what each half saw, and the seconds of both steps. The second
+    step is `compute_first` of the lesson.
     """
     splits, log = inputs["splits"], Log()
     first, second = (
@@ -286,7 +287,7 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
 
 
 def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
-    """Run the step in the same way as the lesson's `compute_first`."""
+    """Run a training step as the lesson's `compute_first` does, with `splits` micro-batches."""
     outputs = [second(first(part).to("cuda:1")) for part in x.chunk(splits)]
     torch.cat(outputs).square().mean().backward()
 
@@ -366,7 +367,7 @@ def draw_layers(generator: random.Random) -> Plain:
 
 
 def _slower(layers: Sequence[float], cut: int) -> float:
-    """Return the time of the half that takes longer."""
+    """Return the time of the slower half if the layers are divided at `cut`."""
     return max(sum(layers[:cut]), sum(layers[cut:]))
 
 
@@ -375,12 +376,12 @@ def _best(layers: Sequence[float]) -> float:
 
 
 def _share(layers: Sequence[float], cut: int) -> float:
-    """Return the time of this cut relative to the best cut."""
+    """Return how many times longer the slower half takes with this cut than with the best cut."""
     return _slower(layers, cut) / _best(layers)
 
 
 def _fastest(first: int, left_out: int, layers: Sequence[float]) -> int:
-    """Return the best cut from cut `first` on, without the last `left_out` cuts."""
+    """Return the best cut among those from `first` on, without the last `left_out` cuts."""
     return min(range(first, len(layers) - left_out), key=partial(_slower, layers))
 
 

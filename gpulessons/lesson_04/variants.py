@@ -53,7 +53,10 @@ def observe_seconds(seconds_with_copies: Any, cases: Plain) -> Plain:
 
 
 def _given(stages: Plain, copies: Plain, count: int) -> str:
-    """Return words that say what the arguments of a call are."""
+    """Return the arguments of a call in words, for a message.
+
+    `stages` and `copies` are times, and `count` is the number of micro-batches.
+    """
     return f"stage_seconds={stages}, copy_seconds={copies} and micro_batches={count}"
 
 

@@ -248,7 +248,7 @@ def memory_in_words(most: Mapping[str, Mapping[int, int]]) -> str:
 
 
 def _in_words(name: str, rows: Sequence[Row]) -> str:
-    """Return the order of each GPU's work as a sentence."""
+    """Return a sentence with the order of each GPU's work in the step `name`."""
     parts = []
     for stage in sorted({row["stage"] for row in rows}):
         done = [
@@ -292,14 +292,17 @@ def draw_bars(axes: Axes, rows: Sequence[Row], stages: int) -> None:
 
 
 def draw_memory(axes: Axes, most: Mapping[int, int]) -> None:
-    """Write the memory of each GPU beside its bars."""
+    """Write the bytes that each GPU used at most beside the GPU's bars."""
     for stage, nbytes in most.items():
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), **BESIDE}
         axes.annotate(units.byte_text(nbytes), (1, stage), (9, 0), fontsize=TEXT_POINTS, **place)
 
 
 def add_legend(canvas: Canvas, split: bool) -> None:
-    """Explain the colours, and the numbers if the batch is split."""
+    """Add a legend for the colours of the bars.
+
+    If the batch is `split`, explain the numbers, too.
+    """
     entries: list[Artist] = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
     if split:
         label = "number of the micro-batch"

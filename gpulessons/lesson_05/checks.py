@@ -33,7 +33,10 @@ def _empty(nbytes: int) -> torch.Tensor:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """Use a stream without segments in the block, so that the notebook's blocks do not count."""
+    """Empty the cache, and use a stream without segments in the block.
+
+    So free memory from earlier cells of the notebook does not count.
+    """
     with torch.cuda.stream(unused_stream()):
         yield
     torch.cuda.empty_cache()
@@ -131,7 +134,10 @@ def draw_holes(generator: random.Random) -> Plain:
 
 
 def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
-    """Return the answers and the free blocks of streams without and with blocks."""
+    """Return the answers for several layouts of memory, and the true free blocks.
+
+    The answer also runs on streams without blocks.
+    """
     with _tidy(), during("a stream that has no blocks yet"):
         answer = number_or_type(largest_free_block())
     observed: list[Plain] = [{"answer": answer, "free": [], "emptied": False}]
@@ -142,12 +148,12 @@ def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
 
 
 def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain:
-    """Return the answer for one layout.
+    """Return the answer for memory with blocks of these `sizes`, some of them free.
 
     Every second block is free. If all sizes are equal, the first and the last block of each segment
-    are free instead, so that the free blocks of two segments are neighbours in the snapshot.
-    Larger blocks exist than the free ones: one is in use, one waits for another stream, and one
-    belongs to another stream.
+    are free instead, so that the free blocks of two segments are neighbours in the snapshot. Blocks
+    of `larger` bytes exist, too: one is in use, one waits for another stream, and one belongs to
+    another stream.
     """
     with _tidy():
         here = torch.cuda.current_stream()
@@ -235,9 +241,10 @@ def draw_scattered(generator: random.Random) -> Plain:
 
 
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
-    """Return the worst of three results, for lists in order of allocation, reversed and shuffled.
+    """Return the worst of three results of the answer, which is to compact a list of tensors.
 
-    With one list alone, an answer that moves one tensor at a time could be right by luck.
+    The lists are in order of allocation, reversed and shuffled. With one list alone, an answer that
+    moves one tensor at a time could be right by luck.
     """
     found = []
     for order, dtype in zip(inputs["orders"], inputs["dtypes"], strict=True):
@@ -253,9 +260,10 @@ def _badness(found: dict[str, Plain]) -> tuple[bool, bool, int]:
 def _scattered(
     compact: Any, sizes: list[int], values: list[int], order: list[int], dtype: str
 ) -> dict[str, Plain]:
-    """Call the answer on scattered tensors.
+    """Call the answer on tensors of these `sizes` that are scattered over segments.
 
-    Return the difference to the expected values, other devices, and the reserved bytes.
+    `values` are the contents of the tensors, and `order` their order in the list. Return the
+    difference to the expected values, other devices, and the reserved bytes.
     """
     with _tidy():
         base = torch.cuda.memory_reserved()
@@ -293,7 +301,7 @@ def _elsewhere(tensors: Any) -> str:
 
 
 def _place(device: str) -> str:
-    """Return a device in the words of a message."""
+    """Return a device in words for a message, such as "the CPU"."""
     if device == "cpu":
         return "the CPU"
     return device
@@ -537,7 +545,10 @@ def _not_halved(sizes: list[int], case: Plain) -> int:
 
 
 def _wrong_result(result: Plain, rows: int) -> str:
-    """Return how the joined result differs from the expected rows, or ""."""
+    """Return how the joined result differs from the expected rows, or "".
+
+    `rows` is the expected number of rows.
+    """
     if "shape" not in result:
         return f"You returned {result['type']}, not a tensor."
     if result["shape"] != [rows, RESULT_COLUMNS]:

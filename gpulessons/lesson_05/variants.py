@@ -35,7 +35,7 @@ def draw_outputs(generator: random.Random) -> Plain:
 
 
 def observe_outputs(last_columns: Any, inputs: Plain) -> Plain:
-    """Return the answer's results, and the bytes that remain allocated without the outputs."""
+    """Return the columns that the answer keeps, and the bytes that remain allocated."""
     rows, count, dtype = inputs["rows"], inputs["count"], getattr(torch, inputs["dtype"])
     before = requested()
     expected = {

@@ -33,7 +33,10 @@ RELATIVE, ABSOLUTE = 1e-5, 1e-6
 
 
 def draw(generator: random.Random, bad: int = 0) -> Plain:
-    """Draw a model's sizes, and which batches are `bad`. Their targets are nan."""
+    """Draw the sizes of a model and the indices of bad batches, whose targets are nan.
+
+    `bad` is the number of bad batches.
+    """
     return {
         "seed": generator.randrange(2**31),
         "rows": 64 * generator.randint(2, 6),
@@ -44,7 +47,10 @@ def draw(generator: random.Random, bad: int = 0) -> Plain:
 
 
 def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
-    """Return results, trained models and allocated bytes of the script and of the answer."""
+    """Run the script and the answer on the same data.
+
+    Return the results, the trained models and the allocated bytes of both.
+    """
     with _without_collector():
         with during(f"a model of width {inputs['width']} and {STEPS} batches"):
             observed = _run(answer, inputs)
@@ -193,7 +199,10 @@ class Steps:
 def _batches(
     inputs: Plain, generator: torch.Generator, held: list[int]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield new batches, the last one larger. Before each, note the allocated bytes in `held`."""
+    """Yield new batches, the last one larger than the others.
+
+    Before each batch, append the allocated bytes to `held`.
+    """
     for step in range(STEPS):
         held.append(_allocated())
         rows = inputs["rows"] * (2 if step == STEPS - 1 else 1)
@@ -255,7 +264,11 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
 
 
 def _judge_leaks(answer: Plain, expected: Plain, inputs: Plain, hint: str) -> Verdict:
-    """Judge what an answer with the script's results kept on the GPU and in the computer."""
+    """Judge the memory that an answer with right results kept on the GPU and in the computer.
+
+    `answer` and `expected` are the observations of the answer and of the script. `hint` is added to
+    the message about a leak.
+    """
     grown, script_grown = _grown(answer["held"]), _grown(expected["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
@@ -310,7 +323,10 @@ def _judge_leaks(answer: Plain, expected: Plain, inputs: Plain, hint: str) -> Ve
 
 
 def _grown(held: list[int]) -> int:
-    """Return the difference of the smallest late number and the largest early number."""
+    """Return by how much the smallest late number exceeds the largest early number.
+
+    `held` are the allocated bytes before each batch.
+    """
     return min(held[LATE]) - max(held[EARLY])
 
 
@@ -327,7 +343,7 @@ def _most(seen: list[int], bad: list[int]) -> tuple[int, int]:
 
 
 def _short(value: Plain) -> str:
-    """Describe a returned value in a few words."""
+    """Describe a value that the answer returned in a few words."""
     if isinstance(value, dict):
         if "shape" not in value:
             return value["type"]
@@ -342,7 +358,11 @@ def _short(value: Plain) -> str:
 
 
 def fix(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
-    """Return the check of an exercise that hands out `script`."""
+    """Return the check of an exercise that asks learners to fix a leak in `script`.
+
+    `bad` is the number of batches whose targets are nan, `hint` is added to the message about a
+    leak, and `section` is the lesson's section that explains it.
+    """
     return Check(
         exercise,
         partial(draw, bad=bad),

@@ -219,7 +219,10 @@ def _held(result: Result) -> str:
 def _line(
     axes: Axes, result: Result, leak: str, dashes: str, index: int
 ) -> tuple[float, float, str, str]:
-    """Draw the bytes that one training kept, and return the label for the end of the line."""
+    """Draw the bytes that one training kept, and return the label for the end of the line.
+
+    `leak` is the name of the leak, and `index` the index of the line's colour.
+    """
     steps, grown = result.column("step", leak=leak), result.column("grown", leak=leak)
     colour, marker = STYLES[index % len(STYLES)]
     if dashes == "-":
@@ -233,7 +236,10 @@ def _line(
 
 
 def _predicted(axes: Axes, result: Result, prediction: float | None) -> float | None:
-    """Draw the predicted bytes at the last step as a hollow marker, and return them."""
+    """Draw the predicted bytes at the last step as a hollow marker, and return the bytes.
+
+    `prediction` is the growth in MiB per step, or None.
+    """
     if prediction is None or not result.rows:
         return None
     step = result.rows[-1]["step"]

@@ -14,7 +14,7 @@ graphs. Each backward pass frees what it used."""
 
 
 def train_reporting(model, optimizer, batches):  # what the exercise hands out, without types
-    """Train. Return the largest absolute output of each step, and the mean of the losses."""
+    """Train a model. Return the largest absolute output of each step, and the mean loss."""
     largest, total, steps = [], 0, 0
     for x, y in batches:
         output = model(x)
@@ -29,7 +29,7 @@ def train_reporting(model, optimizer, batches):  # what the exercise hands out, 
 
 
 def stub() -> str:
-    """Return the source of the cell that students get."""
+    """Return the source of the script that students get in their cell."""
     first, *others = inspect.getsource(train_reporting).rstrip().splitlines()
     return "\n".join([first.partition("  #")[0], *others])
 

@@ -27,7 +27,10 @@ WIDTHS = ((5, 10), (8, 7), (8, 23))  # bits of exponent and fraction: float16, b
 
 
 def draw_bits(generator: random.Random) -> Plain:
-    """Draw each kind of number in several formats, with random digits and alternating signs."""
+    """Draw numbers of each kind as bit patterns in several formats.
+
+    The digits are random, and the signs alternate.
+    """
     drawn = [(generator.choice((2, 3, 4, 6, 7)), generator.randint(2, 12)) for _ in range(2)]
     cases = []
     first = generator.randint(0, 1)
@@ -103,7 +106,10 @@ def _same_number(answer: float, expected: float) -> bool:
 
 
 def _question(parts: str, answer: float, expected: float) -> str:
-    """Return a question about the part of the bit pattern that the answer misread."""
+    """Return a question about the part of the bit pattern that the answer misread.
+
+    `parts` has the bits, divided into sign, exponent and fraction.
+    """
     _, exponent, fraction = parts.split()
     if answer == -expected:
         zero = " Zero has a sign, too." if expected == 0 else ""
@@ -156,7 +162,10 @@ def draw_boxes(generator: random.Random) -> Plain:
 
 
 def observe_boxes(iou: Any, pairs: Plain) -> Plain:
-    """Return a description of the overlaps, and the device on which they should be."""
+    """Return a description of the overlaps that the answer computes.
+
+    Also return the device on which the overlaps should be.
+    """
     boxes = ([pair[side] for pair in pairs] for side in range(2))
     a, b = (torch.tensor(several, device=DEVICE).half() for several in boxes)
     with torch.cuda.device(DEVICE):
@@ -409,7 +418,7 @@ def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
 
 
 def _flat(values: Plain) -> list[float]:
-    """Return the numbers in nested lists as one list."""
+    """Return the numbers in nested lists as one flat list."""
     if not isinstance(values, list):
         return [values]
     return [value for row in values for value in _flat(row)]
@@ -450,7 +459,7 @@ def draw_step(generator: random.Random) -> Plain:
     features = generator.randint(3, 6)
 
     def numbers(count: int) -> list[float]:
-        """Return numbers that float16 holds exactly."""
+        """Return random numbers that float16 holds exactly."""
         return [generator.choice((-1, 1)) * generator.randint(4, 16) / 16 for _ in range(count)]
 
     cases = []

@@ -93,7 +93,7 @@ def _draw(axes: Axes, powers: np.ndarray, low: int, high: int) -> None:
 
 
 def _in_words(powers: np.ndarray) -> str:
-    """Return the smallest, the middle and the largest power of two as text."""
+    """Return a text with the smallest, the middle and the largest of these powers of two."""
     low, middle, high = (int(power) for power in np.percentile(powers, [0, 50, 100]))
     span = f"sizes from {power_text(low)} to {power_text(high + 1)}"
     return f"{span}, half of them below {power_text(middle + 1)}."

@@ -61,7 +61,7 @@ def plot_roofline(speeds: Result) -> Figure:
 
 
 def gain(speeds: Result, operation: str, size: int) -> float:
-    """Return the speed of the operation in float16, relative to float32."""
+    """Return how many times faster the operation is in float16 than in float32."""
     rates = speeds.by("format", "operations_per_second", operation=operation, size=size)
     return rates["float16"] / rates["float32"]
 
@@ -114,7 +114,7 @@ def _draw_roofs(axes: Axes, speeds: Result) -> None:
 
 
 def _name_sizes(axes: Axes, speeds: Result) -> None:
-    """Write the sizes beside the products in float16, and beside the first and the last sum."""
+    """Write the sizes beside the points of float16: all products, and the first and last sum."""
     beside: dict[str, Any] = {"color": NOTE, **BESIDE}
     *products, largest = _sizes(speeds, PRODUCT)
     for size, x, y in products:

@@ -83,7 +83,7 @@ def judge_gradients(found: Plain, cases: Plain) -> Verdict:
 
 
 def _flat(values: Plain) -> list[float]:
-    """Return the numbers in nested lists as one list."""
+    """Return the numbers in nested lists as one flat list."""
     if not isinstance(values, list):
         return [values]
     return [value for row in values for value in _flat(row)]

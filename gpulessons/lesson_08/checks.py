@@ -128,12 +128,15 @@ def _short(told: Plain) -> str:
 
 
 def draw_held(generator: random.Random) -> Plain:
-    """Draw sizes in MiB: what this process keeps, what it frees, and what another process keeps."""
+    """Draw how many MiB this process keeps and frees, and how many another process keeps."""
     return {name: generator.randint(30, 90) for name in ("kept", "cached", "other")}
 
 
 def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
-    """Ask the answer three times: at first, after allocating memory, and beside another process."""
+    """Call the answer three times, and return its numbers and the true ones.
+
+    The calls are at the start, after allocating memory, and while another process holds memory.
+    """
     _take(inputs["kept"])
     torch.cuda.empty_cache()  # Then the peak of the reserved memory is not the reserved memory.
     found = [_asked(outside_cache)]
@@ -162,7 +165,10 @@ def _hold(line: Connection, mebibytes: int) -> None:
 
 
 def _asked(outside_cache: Any) -> Plain:
-    """Return the answer's number, and the bytes that are used, reserved and allocated."""
+    """Call the answer once.
+
+    Return its number, and the bytes that are used, reserved and allocated.
+    """
     with torch.cuda.device(DEVICE):
         free, total = torch.cuda.mem_get_info()
         own = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
@@ -246,7 +252,10 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
 
 
 def produce(queue: Any, done: Any, sizes: Any) -> None:
-    """For each size, send that many ones."""
+    """Put a tensor of ones on the GPU into the queue for each size.
+
+    `done` is an event, for which a producer should wait before it ends.
+    """
     for size in sizes:
         queue.put(torch.ones(size, device="cuda"))
 
@@ -353,7 +362,10 @@ def draw_requests(generator: random.Random) -> Plain:
 
 
 def observe_server(serve: Any, inputs: Plain) -> Plain:
-    """Return the replies, where the model computed, and the server's memory at each request."""
+    """Run the answer's server with drawn requests.
+
+    Return the replies, where the model computed, and the server's memory at each request.
+    """
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
     model.to(DEVICE)
     with torch.no_grad():
@@ -442,7 +454,7 @@ def _numbers(values: list[float]) -> str:
 
 
 def _answered(weights: Plain, row: list[float]) -> list[float]:
-    """Return the expected reply of the model to a row."""
+    """Return the reply that the model with these weights should give to a row."""
     first, second = weights
     hidden = [max(0.0, sum(a * b for a, b in zip(row, column, strict=True))) for column in first]
     return [sum(a * b for a, b in zip(hidden, column, strict=True)) for column in second]

@@ -100,7 +100,7 @@ def _draw_arrow(axes: Axes, start: float, end: float, height: float) -> None:
 
 
 def _in_words(moment: Moment) -> str:
-    """Return a moment as a sentence."""
+    """Return a sentence that describes a moment."""
     if not moment.allocated:
         return f"{moment.name}: the block is free."
     holders = [name for name, held in (("P1", moment.held_here), ("P2", moment.held_there)) if held]

@@ -85,10 +85,10 @@ def _points(ways: list[str], processes: int, weights: int) -> Iterator[Row]:
 
 
 def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
-    """Start the processes, let each do its part, and yield a row for each.
+    """Run the processes of one way to use a model, and yield a row for each process.
 
-    They end in reverse order, because a process that borrows weights must end before the one that
-    lends them.
+    `parts` says what each process does. They end in reverse order, because a process that borrows
+    weights must end before the one that lends them.
     """
     make = context()
     queues = [make.SimpleQueue() for _ in range(3)]
@@ -184,7 +184,7 @@ def plot_shared_model(
 
 
 def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
-    """Draw one way's bar, process by process, and write the sum at its end.
+    """Draw the bar of one way in a row, process by process, and write the sum at its end.
 
     All sums have the unit of the longest bar.
     """

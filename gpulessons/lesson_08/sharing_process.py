@@ -16,6 +16,12 @@ def take_part(line: Connection, part: str, weights: int, work: int, queues: list
     """Wait for this child's turn, do its part, and stay until the line is closed.
 
     The child sends the bytes (reserved, weights) through the line.
+
+    Args:
+        part: what the child does, such as to lend its weights.
+        weights: the bytes of the model's weights.
+        work: the bytes that a request takes while it is answered.
+        queues: the queues through which the processes exchange tensors.
     """
     lent, requests, replies = queues
     others = line.recv()

@@ -55,7 +55,7 @@ def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
 
 
 def expect_bytes(models: Plain) -> Plain:
-    """Return the expected bytes of each kind, for each model."""
+    """Return the expected bytes of each kind (such as gradients), for each model."""
     expected = []
     for item in models:
         model = _mixed_model(item["sizes"], "cpu")
@@ -152,7 +152,7 @@ def expect_accumulate(inputs: Plain) -> Plain:
 def _batch_and_model(
     inputs: Plain, device: str
 ) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
-    """Return the model and the batch: inputs and classes."""
+    """Return the model, the inputs and the classes on a device."""
     draws = torch.Generator().manual_seed(inputs["seed"])
     x = torch.randn(inputs["batch"], FEATURES, generator=draws)
     y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()
@@ -385,9 +385,9 @@ def observe_most(most_rows: Any, cases: Plain) -> Plain:
 
 
 def _step_with_limit(case: Plain, asked: list[int | str]) -> Any:
-    """Return a function that acts like a training step with `rows` rows.
+    """Return a function that acts like a training step, which may fail for too many rows.
 
-    It notes the rows of each call in `asked`.
+    It appends the number of rows of each call to `asked`.
     """
 
     def step(rows: int) -> None:
@@ -415,7 +415,7 @@ def _error_of(work: Callable[[], object]) -> str:
 
 
 def _rows_text(rows: int) -> str:
-    """Return a clause that says how many rows fit."""
+    """Return words for a message that say how many rows fit."""
     if rows == 0:
         return "not even one row fits"
     if rows == 1:
@@ -603,7 +603,10 @@ def judge_fitting(found: Plain, cases: Plain, expected: Plain) -> Verdict:
 
 
 def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
-    """Judge a case in which the answer must raise an error."""
+    """Judge a case in which no number of rows fits, so that the answer must raise an error.
+
+    `got` is the observation, and `weights` are the expected weights.
+    """
     if case["fails"] == "broken":
         if got["error"] != BROKEN_ERROR or len(got["seen"]) > 1:
             return not_yet(
@@ -628,7 +631,10 @@ def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
 
 
 def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
-    """Judge a case in which the step succeeds with fewer rows per micro-batch."""
+    """Judge a case in which the step succeeds with fewer rows per micro-batch.
+
+    `got` is the observation, and `weights` are the expected weights.
+    """
     setting = f"{case['batch']} rows, of which {case['limit']} fit at once"
     if isinstance(got["answer"], str):
         return wrong_type(got["answer"], "the rows of a micro-batch")
@@ -667,7 +673,7 @@ def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
 
 
 def _halves(rows: int, last: int) -> list[int]:
-    """Return the rows per micro-batch of each attempt, until `last` rows fit."""
+    """Return the rows per micro-batch that are tried in turn, from all `rows` down to `last`."""
     tried = [rows]
     while tried[-1] > last:
         tried.append((tried[-1] + 1) // 2)

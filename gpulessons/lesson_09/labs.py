@@ -56,7 +56,7 @@ def _in_words(kinds: Mapping[str, int]) -> str:
 
 
 def _draw(axes: Axes, peaks: Mapping[str, Mapping[str, int]], room: int) -> None:
-    """Draw the bars, their sums, the dotted line and the legend."""
+    """Draw the bars, the sum of each bar, a dotted line at `room` bytes, and the legend."""
     left = [0.0] * len(peaks)
     for kind, colour in CATEGORY_COLOURS.items():
         sizes = [kinds.get(kind, 0) / GIB for kinds in peaks.values()]

@@ -56,7 +56,10 @@ class Step:
 
 
 def observe_parts(fewest_parts: Any, cases: Plain) -> Plain:
-    """Return the answer's number and the calls for each batch, or the error that it raised."""
+    """Return the number of parts that the answer finds for each batch, and its calls of the step.
+
+    If the answer raised an error, return the error's text.
+    """
     found: Plain = []
     for rows, needed, breaks_at in cases:
         step = Step(rows, needed, breaks_at)

@@ -76,7 +76,10 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
 
 
 def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> str:
-    """Return a hint about gradients that do not contain the other ranks' numbers."""
+    """Return a hint about averaged gradients that lack the other ranks' numbers.
+
+    `found` are the answer's gradients, and `own` are those of the rank.
+    """
     if found is None:
         return ""
     if near(found, [value / ranks for value in own]):

@@ -69,7 +69,7 @@ class _Network(nn.Module):
 
 
 def _network(inputs: Plain, rank: int) -> _Network:
-    """Return the network with this rank's own weights."""
+    """Return the network with the weights of this rank, which differ from those of other ranks."""
     torch.manual_seed(inputs["seed"] + rank)
     return _Network(inputs["width"], inputs["layers"])
 
@@ -190,7 +190,7 @@ def _furthest(found: list[torch.Tensor], due: list[torch.Tensor]) -> float:
 
 
 def _compared(found: list[torch.Tensor | None], due: list[torch.Tensor | None]) -> Plain:
-    """Return the distance of each parameter's gradient from the expected one, relative to that.
+    """Return the relative error of each parameter's gradient.
 
     "none" means a missing gradient, and "one" a gradient that should not exist.
     """

@@ -76,7 +76,10 @@ def judge_mean(told: Plain, cases: Plain) -> Verdict:
 
 
 def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float]) -> Verdict | None:
-    """Return what is wrong with one answer of one rank, or None."""
+    """Return what is wrong with one rank's answer, or None.
+
+    `who` names the rank in the message. `expected` is the mean over the ranks, of this `shape`.
+    """
     answer = found["answer"]
     if answer["type"] != "Tensor":
         return not_yet(f"{who} returned {answer['type']}, not a tensor.")
@@ -409,7 +412,10 @@ def judge_meshes(told: Plain, meshes: Plain) -> Verdict:
 
 
 def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
-    """Return what is wrong with the groups that the ranks made for one mesh, or None."""
+    """Return what is wrong with the groups that the ranks made for one mesh, or None.
+
+    `told` has the groups that each rank reported.
+    """
     mesh = f"{rows} × {columns} ranks"
     for rank, found in enumerate(told):
         if isinstance(found["groups"], str):

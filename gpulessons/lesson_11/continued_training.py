@@ -33,7 +33,10 @@ class Layer(nn.Linear):
         self.undivided = undivided
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        """Convert the parameters, as `to_empty` and `to` do, and note the unsharded ones."""
+        """Convert the parameters, as `to_empty` and `to` do, and note the unsharded ones.
+
+        The arguments are those of `nn.Module._apply`.
+        """
         applied = super()._apply(fn, recurse)
         for parameter in self.parameters():
             if not isinstance(parameter, DTensor) and parameter.device.type != "meta":
@@ -42,7 +45,10 @@ class Layer(nn.Linear):
 
 
 def network(case: Plain, undivided: list[str] | None = None) -> nn.Sequential:
-    """Return a network on the current device, in which some layers have no parameters."""
+    """Return the case's network on the current device, in which some layers have no parameters.
+
+    `undivided` gets the devices on which unsharded parameters got memory.
+    """
     noted = [] if undivided is None else undivided
     layers = [[Layer(case["width"], noted), nn.Tanh()] for _ in range(case["layers"])]
     return nn.Sequential(*itertools.chain.from_iterable(layers))
@@ -102,7 +108,7 @@ def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
 
 
 def _save_first(case: Plain) -> None:
-    """Train two steps on this rank alone and save the model and its optimizer twice."""
+    """Train for two steps on this rank alone, and save a checkpoint after each."""
     torch.manual_seed(case["seed"])
     model = network(case)
     optimizer = torch.optim.Adam(model.parameters(), lr=case["lr"])

@@ -18,9 +18,9 @@ from labkit.checks.checking import Plain, describe
 
 
 def mean_of_ranks(averaged: Any, cases: Plain) -> Plain:
-    """Return for each case the answer on this rank's tensor, and the bytes of each collective.
+    """Let the answer average each case's tensor over the ranks.
 
-    Also return whether the answer changed the tensor.
+    Return the results, the bytes of each collective, and whether the answer changed the tensor.
     """
     found = []
     for case in cases:

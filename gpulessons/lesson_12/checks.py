@@ -222,7 +222,10 @@ def _hint(answer: float, case: Plain) -> str:
 
 
 def _sent_by(case: Plain, gathers: int | None = None, reduces: int = 1) -> float:
-    """Return the threshold for an answer that counts this number of gathers and reduces."""
+    """Return the threshold that a wrong count of messages would give.
+
+    `gathers` and `reduces` are how often the weights are gathered and the gradients reduced.
+    """
     if gathers is None:
         gathers = 1 if case["keep"] else 2
     sent = gathers * case["gather_bytes"] + reduces * case["reduce_bytes"]
@@ -284,7 +287,7 @@ def _entries(generator: random.Random, ranks: int) -> Plain:
 
 
 def _common(case: Plain) -> list[list[float]]:
-    """Return the ranks' times for each collective that all ranks have, in order."""
+    """Return the times of all ranks for each collective that every rank has entered, in order."""
     found = [{number: time for number, time in of_rank} for of_rank in case]
     numbers = sorted(set.intersection(*map(set, found)))
     return [[of_rank[number] for of_rank in found] for number in numbers]
@@ -326,7 +329,7 @@ def _longest_on_average(case: Plain) -> int:
 
 
 def _behind_the_mean(case: Plain) -> int:
-    """Return the rank found by a wrong rule: comparison with the mean of the other ranks."""
+    """Return the rank that a wrong rule finds, which compares with the mean of the other ranks."""
     sums = [0.0] * len(case)
     for times in _common(case):
         last = max(times)
@@ -335,7 +338,7 @@ def _behind_the_mean(case: Plain) -> int:
 
 
 def _all_waits_together(case: Plain) -> int:
-    """Return the rank found by a wrong rule: the sum of the waits of all other ranks."""
+    """Return the rank that a wrong rule finds, which adds up the waits of all other ranks."""
     sums = [0.0] * len(case)
     for times in _common(case):
         sums[times.index(max(times))] += sum(max(times) - time for time in times)
@@ -376,13 +379,13 @@ def _latest_in_the_last(case: Plain) -> int:
 
 
 def _latest_on_average(case: Plain) -> int:
-    """Return the rank found by a wrong rule: the latest times on average."""
+    """Return the rank that a wrong rule finds, which has the latest times on average."""
     sums = [sum(times) for times in zip(*_common(case), strict=True)]
     return sums.index(max(sums))
 
 
 def _over_all(case: Plain) -> int:
-    """Return the rank found by a wrong rule: counting collectives that some ranks lack."""
+    """Return the rank that a wrong rule finds, which counts collectives that some ranks lack."""
     found = [{number: time for number, time in of_rank} for of_rank in case]
     waits = [0.0] * len(case)
     for number in set.union(*map(set, found)):
@@ -540,7 +543,10 @@ def judge_shares(observations: Plain, cases: Plain) -> Verdict:
 
 
 def _mean_gradient(case: Plain, rows: Plain) -> list[list[float]]:
-    """Return the gradients of weight and bias of the mean squared error over these rows."""
+    """Return the gradients of weight and bias of the mean squared error over these rows.
+
+    `case` has the layer's weight and bias.
+    """
     errors = [
         2
         * (sum(a * b for a, b in zip(case["weight"], row["x"], strict=True)) + case["bias"])
@@ -580,7 +586,7 @@ def _gradient_hint(found: Plain, due: Plain, case: Plain, rank: int) -> str:
 
 
 def _times(values: list[float], others: list[float]) -> bool:
-    """Return whether the values are a positive multiple of the other values."""
+    """Return whether the values are a positive multiple of the other values, and not equal."""
     scale = sum(a * b for a, b in zip(values, others, strict=True))
     scale /= sum(b * b for b in others) or 1.0
     return scale > 0 and near(values, [scale * other for other in others])

@@ -66,9 +66,9 @@ def _mine(groups: list[list[int]]) -> Any:
 
 
 def newest_of(newest_common: Any, cases: Plain) -> Plain:
-    """Return the answer's step for the steps that this rank finds, for each case.
+    """Let the answer choose a step among those that this rank finds, for each case.
 
-    Also return whether the answer changed the list of steps.
+    Return the chosen steps, and whether the answer changed the list of steps.
     """
     told: list[Plain] = []
     for case in cases:

@@ -185,7 +185,7 @@ def observe_report(report: Any, sizes: Plain) -> Plain:
 
 
 def _fill(device: int, kept: int, cached: int, returned: int) -> list[torch.Tensor]:
-    """Allocate tensors that stay, after tensors that are cached or given back.
+    """Allocate tensors of `kept` MiB that stay, `cached` MiB and `returned` MiB.
 
     So no two of a device's four figures are the same. One of the tensors that stay is small,
     because PyTorch counts small blocks in another pool.
@@ -301,7 +301,10 @@ def expect_training(inputs: Plain) -> Plain:
 
 
 def _trained_on_cpu(inputs: Plain, clear: bool) -> tuple[list[float], list[float]]:
-    """Return the parameters after training, and the loss of each batch."""
+    """Train on the CPU, and return the parameters and the loss of each batch.
+
+    `clear` says whether gradients are cleared before each step.
+    """
     model, batches = _to_train(inputs)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
     for x, y in batches:

@@ -212,7 +212,7 @@ def _is_on_gpu(argument: Any) -> bool:
 
 
 def _allocations() -> int:
-    """Count how often memory was given out on all GPUs so far."""
+    """Return how often memory was allocated on all GPUs so far."""
     gpus = range(torch.cuda.device_count())
     return sum(memory_stats(gpu).get("allocation.all.allocated", 0) for gpu in gpus)
 

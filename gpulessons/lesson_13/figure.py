@@ -123,7 +123,7 @@ def _agreement(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
 
 
 def _recorded(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
-    """Return text that says how many of the claims have a recording on real GPUs, or ""."""
+    """Return a text that says how many of the claims have a recording on real GPUs, or ""."""
     recorded = recorded_result("articles_on_trial")
     if recorded is None:
         return ""

@@ -66,7 +66,7 @@ def gradients_sent(weights, inputs, error):
 
 
 def _on_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors, each on a GPU of its own."""
+    """Copy each of the tensors to a GPU of its own."""
     return [tensor.to(f"cuda:{gpu}") for gpu, tensor in enumerate(tensors)]
 
 

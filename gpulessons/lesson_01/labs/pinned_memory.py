@@ -133,9 +133,10 @@ def plot_copy_speed(
 
 
 def _finding(gain: dict[int, float], largest: int) -> str:
-    """Return a sentence that says from which size on pinned memory is faster, and by how much.
+    """Return a title that says from which size on pinned memory is faster, and by how much.
 
-    `largest` is the largest size of the experiment. A run that was stopped did not reach it.
+    `gain` has the factor for each size. `largest` is the largest size of the experiment, which a
+    stopped run did not reach.
     """
     if not gain:
         return "Not measured yet: no size has both kinds of memory"
@@ -163,7 +164,7 @@ def _finding(gain: dict[int, float], largest: int) -> str:
 
 
 def _floor(factor: float) -> str:
-    """Round a factor down to one digit after the point."""
+    """Round a factor down to one decimal place."""
     return f"{math.floor(factor * 10 + 1e-9) / 10:.1f}"
 
 
@@ -183,7 +184,10 @@ def _proof(result: Result) -> str:
 
 
 def _predicted(axes: Axes, result: Result, prediction: float | None) -> str:
-    """Draw pinned memory's predicted speed as a hollow marker. Return a sentence about it."""
+    """Draw the predicted speed of pinned memory as a hollow marker. Return a sentence about it.
+
+    `prediction` is the factor between the pinned and the pageable speed, or None.
+    """
     pageable = result.column(
         "bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction="h2d"
     )

@@ -74,7 +74,7 @@ class ProgramOutcome:
 
     @property
     def verdict(self) -> str:
-        """STALE if a value is wrong, RACE if only an order is missing, and ORDERED otherwise."""
+        """The result in a word: STALE for a wrong value, RACE for a missing order, or ORDERED."""
         if self.read != self.due:
             return STALE
         if self.trace.races:
@@ -164,7 +164,7 @@ def check_program(steps: list[ProgramLine]) -> None:
 
 
 def _due(steps: list[ProgramLine]) -> list[float]:
-    """Return what the host would read if each step began after the step before it had finished."""
+    """Return the numbers that the host would read if the steps ran strictly in order."""
     x = y = 0.0
     batch, results = 0, []
     for step in steps:
@@ -323,9 +323,9 @@ class StreamsLab(Panel):
         self.picture.value = ""
 
     def _changed(self, selected: int, text: str) -> None:
-        """Show the program with one line selected, and ask for a new prediction.
+        """Show the changed program with the line `selected`, and ask for a new prediction.
 
-        The text appears after the page has taken the new values.
+        `text` appears after the page has taken the new values.
         """
         lines = code_of(self.steps).splitlines()
         numbered = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]

@@ -98,7 +98,10 @@ def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
 
 
 def _prepared(width: int, batch: int, gpus: int) -> Callable[[], None]:
-    """Return a training step that has already run twice, because first steps load and allocate."""
+    """Return a function that runs a training step under DataParallel.
+
+    The step has already run twice, because the first steps load libraries and allocate memory.
+    """
     parallel = nn.DataParallel(linear_layers(LAYERS, width, "cuda:0"), device_ids=list(range(gpus)))
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
     inputs = torch.ones(batch, width, device="cuda:0")

@@ -223,7 +223,10 @@ class Pipe:
         return entered.grad
 
     def _send(self, stage: int, work: str, index: int, tensor: torch.Tensor | None) -> None:
-        """Send a result to the stage that needs it, on streams that nothing else uses."""
+        """Send a pass's result to the stage that needs it, on streams that nothing else uses.
+
+        The pass is the `work` ("forward" or "backward") of micro-batch `index` on `stage`.
+        """
         if work == FORWARD:
             neighbour = stage + 1
         else:
@@ -241,9 +244,10 @@ class Pipe:
         self.sent[neighbour, work, index] = copy, arrives.record_event()
 
     def _receive(self, stage: int, work: str, index: int) -> torch.Tensor | None:
-        """Return the neighbour's tensor for this pass, and let the pass wait for it.
+        """Return the neighbour's tensor for a pass, and let the pass wait for the tensor.
 
-        Return None if no neighbour sends anything.
+        The pass is the `work` ("forward" or "backward") of micro-batch `index` on `stage`. Return
+        None if no neighbour sends anything.
         """
         copy, event = self.sent.pop((stage, work, index), (None, None))
         if event is not None:
@@ -288,7 +292,7 @@ def plot_pipeline_step(
 
 
 def _shares(result: Result) -> dict[str, float]:
-    """Return the waiting share of each schedule that was measured to its end."""
+    """Return {schedule: share of waiting} for the schedules that were measured to their end."""
     shares = {}
     for schedule in result.parameters["schedules"]:
         share = waiting_share(result, schedule)
@@ -319,7 +323,7 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
 
 
 def _end(result: Result, prediction: float | None) -> float:
-    """Return the end of the time axis, which includes the last pass and the predicted end."""
+    """Return the end of the time axis in seconds: the last pass or the predicted end."""
     last = max((row["start"] + row["seconds"] for row in result.rows), default=1e-3)
     return 1.03 * max(last, _predicted_seconds(result, prediction) or 0.0)
 
@@ -392,7 +396,10 @@ class PipelineLab(ExperimentPanel):
         return [name for name, switch in self.switches.items() if switch.value]
 
     def experiment(self) -> Run:
-        """Return the chosen experiment. Raises ValueError if no schedule is switched on."""
+        """Return an experiment with the chosen settings.
+
+        Raises ValueError if no schedule is switched on.
+        """
         if not self.schedules:
             raise ValueError("Switch at least one schedule on.")
         return pipeline_step(

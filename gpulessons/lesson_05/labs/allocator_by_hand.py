@@ -276,7 +276,7 @@ def _told(segment: HandSegment) -> str:
 
 
 def _draw(axes: Axes, segment: HandSegment, y: int, points: float) -> None:
-    """Draw the blocks of a segment.
+    """Draw the blocks of a segment in a row at the height `y`.
 
     Used blocks are coloured and have a letter. Free blocks are white. `points` is the number of
     points per byte.
@@ -456,7 +456,7 @@ class AllocatorLab(Panel):
         return f"{did} Now {held} reserved, {judged}. {count}"
 
     def _reset(self) -> None:
-        """Free all blocks, and start again on the GPU that is in use now."""
+        """Free all blocks of the learner, and start again on the GPU that is in use now."""
         hand, self.hand, self.right = self.hand, None, 0
         if hand is not None:
             try:
@@ -494,9 +494,10 @@ class AllocatorLab(Panel):
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:
-    """Return the bytes for a number of MiB that a learner has typed.
+    """Convert a number of MiB that a learner has typed to bytes.
 
-    Raises ValueError for a number below `least` or too large, and for other text.
+    Raises ValueError for a number below `least` or too large, and for other text. `what` says in
+    the message what the number is for.
     """
     number = typed_number(text)
     most = MOST_PREDICTED

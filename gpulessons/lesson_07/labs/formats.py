@@ -253,7 +253,7 @@ def _too_large(row: Row) -> bool:
 
 
 def _off(row: Row) -> float:
-    """Return the relative error of a row's value."""
+    """Return the relative error of a row's value, compared with float64."""
     exact = row["exact"]
     if exact == 0 or not math.isfinite(exact):
         return math.inf

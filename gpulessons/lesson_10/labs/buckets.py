@@ -127,9 +127,10 @@ def _spans(trace: Trace, rank: int, start: float) -> list[tuple[str, float, floa
 def _work(
     spans: list[tuple[str, float, float]], marks: list[float], own_start: float, start: float
 ) -> Row:
-    """Return the columns of a rank's row, except its number and its seconds.
+    """Return the columns `computing`, `sending`, `hidden` and `work` of a rank's row.
 
-    Kernels that follow each other without a gap count as one.
+    `spans` are the rank's (name, start, end), and `marks` the ends of its passes. Kernels that
+    follow each other without a gap count as one.
     """
     sends = [(ALL_REDUCE, begin, end) for name, begin, end in spans if name.startswith("nccl")]
     kernels: list[tuple[str, float, float]] = []

@@ -111,7 +111,7 @@ def outcomes(claims: list[Claim]) -> Iterator[tuple[Claim, ClaimOutcome]]:
 
 
 def _run_alone(names: list[str]) -> list[ClaimOutcome]:
-    """Run these claims. A new process calls this function."""
+    """Run the claims with these names. A new process calls this function."""
     return [_run_claim(articles.find(name)) for name in names]
 
 
@@ -163,7 +163,7 @@ def run(program: str, values: bool) -> ClaimOutcome:
 
 
 def _told(warning: warnings.WarningMessage) -> str:
-    """Return the warning's class and first line.
+    """Return the class and the first line of a warning.
 
     For a race return only the class, because streams and lines differ from run to run.
     """

@@ -191,7 +191,10 @@ def read(path: Path) -> Course:
 
 
 def _not_toml(path: Path, error: tomllib.TOMLDecodeError) -> str:
-    """Describe a mistake that TOML's grammar finds, with the line that has it."""
+    """Return a message about a syntax error in a TOML file.
+
+    It quotes the line with the error.
+    """
     said = str(error)
     place = re.search(r"at line (\d+)", said)
     if place is None:

@@ -216,7 +216,10 @@ class _Written:
         return f"{type(node).__name__}({','.join(map(self._form, self._values(node)))})"
 
     def _values(self, node: ast.AST) -> list[object]:
-        """Return the fields of a node. Those whose order does not matter are sorted texts."""
+        """Return the fields of a node in normal form.
+
+        Where the order does not matter, the fields are sorted.
+        """
         if isinstance(node, ast.BinOp) and isinstance(node.op, COMMUTATIVE):
             operands = _operands(node, type(node.op))
             self.parts += 2 * len(operands) - 3  # the node itself is counted already
