@@ -32,7 +32,7 @@ def may_be_mine(segment: str) -> bool:
 
 
 def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
-    """Call `left` until nothing is left or some time has passed, and return what is left.
+    """Wait until `left` returns nothing or some time has passed, and return what is left.
 
     On a busy machine, processes take long to end.
     """
@@ -70,9 +70,9 @@ def children_but_the_fork_server() -> list[psutil.Process]:
 def nothing_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Fail a test that leaves a process, a port, a file or a shared segment.
+    """Fail a test that leaves a process, a port, a file or a shared memory segment.
 
-    The value is the folder of temporary files.
+    The value is the folder for the test's temporary files.
     """
     from labkit.processes.supervision import processes_of
 

@@ -13,7 +13,10 @@ _CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
 def dead_links(folder: Path, name: str = "*.ipynb") -> list[str]:
-    """Return links whose target is missing or outside `folder`, which a server would not show."""
+    """Return links whose target is missing or outside `folder`, which a server would not show.
+
+    `name` is a pattern for the names of the files that are read.
+    """
     return [
         f"{file.name}: {link}"
         for file in sorted(folder.glob(name))

@@ -56,7 +56,7 @@ def test_the_commands_of_the_image_are_known_to_who_builds_without_docker(built)
 
 
 def test_binder_and_conda_take_the_same_kit_with_the_same_versions_and_python():
-    """Check this because repo2docker reads only `binder/`, and not environment.yml."""
+    """repo2docker reads only `binder/`, and not environment.yml."""
     conda = options((ROOT / "environment.yml").read_text())
     binder = options((ROOT / "binder" / "requirements.txt").read_text())
     assert conda["--constraint"] == binder["--constraint"] == ["constraints.txt"]

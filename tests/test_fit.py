@@ -80,7 +80,7 @@ def wait_until(done: Callable[[], bool], seconds: float) -> None:
 
 @pytest.mark.slow
 def test_interrupted_in_the_middle_it_ends_and_leaves_nothing(fit, temporary):
-    """Check this also while a data loader's worker is running."""
+    """A worker process of a data loader may run at the moment of the interrupt."""
     process, told = fit(WAITS, "--like", "T4")
     wait_until(lambda: told.exists() and len(told.read_text().split()) == 2, 250)
     children = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}

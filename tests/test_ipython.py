@@ -55,7 +55,7 @@ def test_they_end_when_clearing_up_after_the_interrupt_has_failed():
 
 
 def test_one_whose_start_was_interrupted_ends_too(monkeypatch):
-    """Check a child that the parent has started, but whose process number it has not read."""
+    """The parent has started the child, but was interrupted before it read the process id."""
     from multiprocessing import forkserver
 
     def interrupted(_):
@@ -76,7 +76,7 @@ def test_one_whose_start_was_interrupted_ends_too(monkeypatch):
 
 @pytest.mark.parametrize("started", [0, 1, 2])
 def test_the_workers_of_a_pool_that_was_interrupted_while_it_was_made_end_too(monkeypatch, started):
-    """Check this because a half-made pool would replace dead workers for ever."""
+    """A half-made pool would replace dead workers again and again."""
     start, names = threading.Thread.start, []
 
     def interrupted(thread):

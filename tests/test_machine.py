@@ -64,7 +64,7 @@ def test_the_same_request_again_is_a_cell_run_twice():
 
 
 def test_gpus_with_another_host_are_those_that_a_program_asks_for():
-    """Check this for scripts that call `labkit.use` under `fit`, which puts GPUs in use before."""
+    """A script under `fit` may call `labkit.use`, although `fit` has put GPUs in use before."""
     with virtualgpu.use(2, like="H200", host=2.0) as placed:
         assert labkit.use(gpus=2, like="H200", virtual=True, quiet=True) is placed
 

@@ -158,7 +158,7 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def is_of_a_tool(path: Path) -> bool:
-    """Return whether this is a cache of Python or of another tool."""
+    """Return whether a path is a cache of Python or of another tool."""
     return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
 
 

@@ -117,7 +117,10 @@ class _Watched:
         self.marks[BACKWARD, number] = [event, event]
 
     def extend_backward(self, number: int) -> None:
-        """Move the end of the backward pass after the work that was launched last."""
+        """Move the end of a backward pass after the work that was launched last.
+
+        `number` is the number of the micro-batch.
+        """
         self.marks[BACKWARD, number][1] = mark(self.gpu)
 
     def end_accumulation(self, parameter: torch.Tensor) -> None:

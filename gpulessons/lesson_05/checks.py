@@ -33,7 +33,7 @@ def _empty(nbytes: int) -> torch.Tensor:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """Empty the cache, and use a stream without segments in the block.
+    """Use a stream without segments in the block, and empty the cache afterwards.
 
     So free memory from earlier cells of the notebook does not count.
     """

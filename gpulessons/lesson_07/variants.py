@@ -43,7 +43,10 @@ def draw_gradients(generator: random.Random) -> Plain:
 
 
 def observe_gradients(least_scale: Any, cases: Plain) -> Plain:
-    """Return the scale for each case, and whether the gradients kept their values."""
+    """Return the scale that the answer finds for each case.
+
+    Also return whether the gradients kept their values.
+    """
     found = []
     for case in cases:
         gradients = [torch.tensor(values, device=DEVICE) for values in case]

@@ -18,10 +18,10 @@ def take_part(line: Connection, part: str, weights: int, work: int, queues: list
     The child sends the bytes (reserved, weights) through the line.
 
     Args:
-        part: what the child does, such as to lend its weights.
+        part: the name of the child's part, such as "client".
         weights: the bytes of the model's weights.
         work: the bytes that a request takes while it is answered.
-        queues: the queues through which the processes exchange tensors.
+        queues: the queues through which the processes exchange tensors, requests and replies.
     """
     lent, requests, replies = queues
     others = line.recv()

@@ -195,7 +195,10 @@ def judge_accumulate(observed: Plain, inputs: Plain, expected: Plain) -> Verdict
             f"the model got {max(seen, default=0)} rows at once. At most {rows} are allowed."
         )
     if sum(seen) < inputs["batch"]:
-        return not_yet(f"the model got {sum(seen)} of {inputs['batch']} rows.")
+        return not_yet(
+            f"the model got {sum(seen)} of {inputs['batch']} rows. "
+            "Each row must go through the model once."
+        )
     if not near(observed["got"], expected, RELATIVE, ABSOLUTE):
         return not_yet(
             "these are not the gradients of the whole batch. The micro-batches have "
@@ -343,9 +346,9 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
             return not_yet(f"{kept} were kept (without checkpoints {without}); {needed}.")
         if answer["again"] != [index for group in groups for index in group]:
             return not_yet(
-                f"with a checkpoint for every {every} of {inputs['blocks']} blocks, the backward "
-                f"pass computes {groups} again, part by part. Yours computed {answer['again']}, "
-                f"and {kept} were kept. The longest part decides about the peak."
+                f"expected a checkpoint for every {every} of the {inputs['blocks']} blocks. Then "
+                f"the backward pass computes these groups of blocks again: {groups}. "
+                f"Yours computed {answer['again']} again. The longest group decides the peak."
             )
     return right(f"{kept} kept instead of {without}.")
 
@@ -603,7 +606,7 @@ def judge_fitting(found: Plain, cases: Plain, expected: Plain) -> Verdict:
 
 
 def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
-    """Judge a case in which no number of rows fits, so that the answer must raise an error.
+    """Judge a case in which the step fails with any number of rows.
 
     `got` is the observation, and `weights` are the expected weights.
     """

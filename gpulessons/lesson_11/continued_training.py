@@ -108,7 +108,10 @@ def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
 
 
 def _save_first(case: Plain) -> None:
-    """Train for two steps on this rank alone, and save a checkpoint after each."""
+    """Train for two steps on this rank alone, and save the model and its optimizer twice.
+
+    One of the two checkpoints is for the answer to overwrite.
+    """
     torch.manual_seed(case["seed"])
     model = network(case)
     optimizer = torch.optim.Adam(model.parameters(), lr=case["lr"])

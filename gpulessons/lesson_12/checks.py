@@ -586,7 +586,7 @@ def _gradient_hint(found: Plain, due: Plain, case: Plain, rank: int) -> str:
 
 
 def _times(values: list[float], others: list[float]) -> bool:
-    """Return whether the values are a positive multiple of the other values, and not equal."""
+    """Return whether the values are a positive multiple of the other values."""
     scale = sum(a * b for a, b in zip(values, others, strict=True))
     scale /= sum(b * b for b in others) or 1.0
     return scale > 0 and near(values, [scale * other for other in others])

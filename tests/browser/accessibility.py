@@ -16,7 +16,10 @@ PICTURES = """selectors => {
 
 
 def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
-    """Return what axe-core finds in the parts `drawn` of the page: rule, element, reason."""
+    """Return the faults that axe-core finds in parts of a page, as (rule, element, reason).
+
+    `drawn` has the selectors of the parts.
+    """
     # `make test` collects this folder too, without the packages that a browser needs.
     from axe_playwright_python.sync_playwright import Axe
 
@@ -32,7 +35,10 @@ def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
 
 
 def wordless_pictures(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
-    """Return alternative texts that are too short to describe a picture and to have its numbers."""
+    """Return the alternative texts that are too short to describe a picture with its numbers.
+
+    `drawn` has the selectors of the parts of the page.
+    """
     texts = page.evaluate(PICTURES, drawn["include"])
     return [
         f"a picture whose words are “{text}”"

@@ -38,7 +38,10 @@ SLOWEST = 60 * SECONDS
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """A folder with the notebooks, each with a last cell that says that all cells have run."""
+    """A folder with the notebooks.
+
+    Each has an extra last cell that shows that all cells have run.
+    """
     copies = tmp_path_factory.mktemp("lessons")
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
@@ -138,14 +141,17 @@ def open_cells(folder, open_lesson) -> Callable[..., object]:
 
 @pytest.fixture(scope="module")
 def open_cells_once(folder, server, browser) -> Iterator[Callable[..., object]]:
-    """The same function as `open_cells`, for a page that all tests of a file use."""
+    """A function like that of `open_cells`, for a page that all tests of a file share."""
     with opened(server, browser) as open_and_run:
         yield lambda name, cells: open_and_run(make_notebook(folder, name, cells))
 
 
 @pytest.fixture(scope="session")
 def look() -> Callable[..., None]:
-    """A function that scrolls to an element and takes a picture of the page."""
+    """A function that scrolls to an element and takes a picture of the page.
+
+    The picture is kept in a folder for people to look at.
+    """
 
     def photograph(page: object, name: str, element: object = None) -> None:
         if element is not None:

@@ -23,7 +23,7 @@ VERSIONS = (
 
 
 class Container:
-    """Control group with limits. `folder` is None if the system does not let us make one."""
+    """Control group with limits. `folder` is None if the system does not allow one."""
 
     def __init__(self, folder: Path | None, kills: str) -> None:
         self.folder = folder

@@ -48,5 +48,5 @@ def _text(output: dict[str, Any]) -> str:
 
 
 def _joined(text: str | list[str]) -> str:
-    """Join a text of a notebook, which the file may hold line by line."""
+    """Join the lines of a text in a notebook, which the file may hold as a list of lines."""
     return text if isinstance(text, str) else "".join(text)

@@ -61,7 +61,10 @@ class Lab:
         expect(self.message).to_contain_text(text)
 
     def refuses(self, silly: str, said: str) -> None:
-        """Type text that is no prediction. Check that the lab says why, and cannot be run."""
+        """Type text that is no prediction, and check that the lab refuses it.
+
+        `silly` is the text, and `said` matches the reason that the lab shows.
+        """
         from playwright.sync_api import expect
 
         self.answer.fill(silly)
@@ -70,7 +73,7 @@ class Lab:
         expect(self.run).to_be_disabled()
 
     def takes(self, prediction: str, said: str = "You predict: ") -> None:
-        """Type a prediction and press Enter."""
+        """Type a prediction, press Enter, and wait for a message that begins with `said`."""
         self.answer.fill(prediction)
         self.answer.press("Enter")
         self.says(said)

@@ -42,7 +42,10 @@ def make_notebook(
 
 
 def ask(address: str, what: str, method: str = "GET") -> object:
-    """Return the server's answer to a request of its REST interface."""
+    """Return the server's answer to a request of its REST interface.
+
+    `what` is the path of the request, and `method` the HTTP method.
+    """
     request = urllib.request.Request(
         f"{address}/api/{what}", method=method, headers={"Authorization": f"token {TOKEN}"}
     )

@@ -13,7 +13,10 @@ class Pictures:
         self.trouble: OSError | None = None
 
     def keep(self, page: Any, name: str) -> None:
-        """Take a picture of what is in sight. Continue if the folder cannot be written."""
+        """Take a picture of the visible part of a page.
+
+        Continue if the folder cannot be written.
+        """
         path = self.folder / f"{self.front_end}_{name}.png"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

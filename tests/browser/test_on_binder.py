@@ -53,7 +53,7 @@ def figures(built) -> Iterator[Figures]:
 
 @pytest.fixture(scope="module")
 def started(built, box, folder, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, str, float]]:
-    """The server's process, its address, and the time at which it was started."""
+    """The server's process, its address, and its start time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

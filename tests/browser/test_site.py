@@ -112,7 +112,10 @@ def test_elsewhere_its_picture_stays(browser):
 
 
 def test_the_picture_is_that_of_the_recording(page):
-    """Compare the picture stored for GitHub with the site's, for which each build records again."""
+    """Compare the picture stored for GitHub with the site's picture.
+
+    Each build of the site records its picture again.
+    """
     page.goto((SITE / f"{LIVE}-trace.html").as_uri())
     drawn = page.locator("figure img").first.get_attribute("alt").partition(". ")[0]
     page.goto((SITE / f"{LIVE}.html").as_uri())
@@ -156,7 +159,10 @@ def test_figures_are_dark_where_the_page_is(page, scheme, chosen):
 
 
 def test_every_link_within_the_site_arrives():
-    """Check links in HTML, which Sphinx does not."""
+    """Links within the site must lead to a page and to an anchor on it.
+
+    Sphinx does not check the links in HTML.
+    """
     pages = {path: Read(path) for path in SITE.rglob("*.html")}
     lost = []
     for path, read in pages.items():

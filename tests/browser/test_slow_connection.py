@@ -51,7 +51,7 @@ def write(page, box, text):
 
 
 def click(button):
-    """Click at once. Playwright's own click first waits until the button no longer moves."""
+    """Click a button at once. Playwright's own click waits until the button no longer moves."""
     button.evaluate("button => button.click()")
 
 

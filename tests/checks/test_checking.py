@@ -85,9 +85,9 @@ def test_run_draws_observes_and_judges(two_gpus):
 
 
 def test_a_check_computes_values_on_gpus_that_compute_none():
-    """Check this for lessons that choose GPUs without values to measure.
+    """A lesson may choose GPUs without values for its measurements.
 
-    Their exercises check values later.
+    Its exercises still need values, so a check computes them.
     """
     total = Check(
         "98.2",
@@ -192,7 +192,7 @@ def test_the_section_that_a_check_names_is_in_its_lesson(check):
 
 def test_stubs_are_told_from_answers():
     def documented(a, b):
-        """Return the sum of a and b."""
+        """Return a + b. The docstring belongs to an answer that is only a stub."""
         ...
 
     def passing():
@@ -212,7 +212,7 @@ def test_stubs_are_told_from_answers():
 
 
 def script(numbers: list, start: int = 0) -> torch.Tensor:
-    """Add them up."""
+    """Add the numbers up. This script is what an exercise asks to fix."""
 
     def add(a, b):
         return a + b
@@ -317,7 +317,7 @@ def test_inputs_are_plain_data_and_drawn_afresh(number):
 
 @pytest.mark.slow
 def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus, monkeypatch):
-    """Check this because importing torch may take most of an answer's time.
+    """The server imports torch, which may take most of an answer's time.
 
     A learner who has written nothing does not wait for the server.
     """

@@ -16,7 +16,7 @@ from labkit.checks.in_ranks import RankError, in_ranks
 
 
 def add(answer, number):
-    """Return the answer's result for a number in a rank, and the state of the rank."""
+    """Return the answer's result for a number, and the state of the rank that computed it."""
     return {
         "sum": answer(torch.tensor([float(number)])).tolist(),
         "virtual": labkit.current() is not None,

@@ -16,13 +16,13 @@ def machine():
 
 
 def test_the_thread_that_keeps_an_answers_time_takes_no_turns(machine):
-    """Check this because otherwise the thread would wait for a turn while an answer sleeps."""
+    """The thread would otherwise wait for its turn while an answer sleeps."""
     with limits.in_time("00.1", None):
         assert not hardware.machine().scheduler.several
 
 
 def test_a_programs_thread_takes_turns_whoever_made_its_function(machine):
-    """Check a thread of an answer that runs a function of the check."""
+    """A thread of an answer takes turns, even if it runs a function of the check."""
     thread = threading.Thread(target=limits.in_time, args=("00.1", None))
     thread.start()
     thread.join()

@@ -141,7 +141,10 @@ def test_an_answer_that_is_stopped_leaves_no_memory(monkeypatch):
 
 
 def test_a_limit_of_the_notebook_s_own_changes_no_verdict_and_stays():
-    """Check a memory limit with which nothing more fits, set by a lesson's cell."""
+    """A lesson's cell may set a memory limit with which nothing more fits.
+
+    The check ignores the limit, and restores it afterwards.
+    """
     limit = 8 / 1024**2
     torch.cuda.set_per_process_memory_fraction(limit, 1)
 

@@ -25,7 +25,7 @@ def gpu():
 
 @pytest.fixture
 def gpu_without_values():
-    """A virtual GPU without values, on which large products take no time of this computer."""
+    """A virtual GPU without values, on which large products take this computer no time."""
     with labkit.use(gpus=2, like="T4", virtual=True, values=False, quiet=True):
         yield
 
@@ -596,7 +596,10 @@ def test_a_notebook_shows_a_bar_and_its_stored_output_is_empty(gpu, monkeypatch)
 
 
 def test_a_backward_pass_that_runs_out_of_memory_leaves_the_next_call_all_of_it():
-    """Check this because autograd passes the error on from a thread of its own."""
+    """Autograd passes the error on from a thread of its own, with another traceback.
+
+    The memory that the failed pass holds must be freed in this case, too.
+    """
 
     def peak(gpus):
         total = torch.cuda.get_device_properties(0).total_memory

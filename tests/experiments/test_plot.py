@@ -299,7 +299,7 @@ def values_of(rows, columns=("n", "value"), unit=""):
 
 
 def check_that_texts_can_be_read(canvas):
-    """Assert that all texts are inside the figure and that no two of a kind overlap."""
+    """Check that all texts are inside the figure, and that no two of a kind overlap."""
     canvas.draw_without_rendering()
     axes = canvas.axes[0]
     low, high = axes.get_ylim()

@@ -13,7 +13,10 @@ from labkit import isolation
 
 @pytest.fixture
 def ends(monkeypatch):
-    """Let the process of the next call end with a status, an output and perhaps a result."""
+    """A function that sets how the process of the next call of `isolated` ends.
+
+    It gets an exit status, an output, and perhaps a result.
+    """
 
     def set_ending(status, output="", result=None):
         def run(folder, timeout):

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def on_gpu():
-    """A machine with a CUDA context, on which the work of these tests has already run once."""
+    """A machine with a real GPU, on which each test's kind of work has already run once."""
     with labkit.use(1, virtual=False, quiet=True):
         work()
         yield
@@ -21,7 +21,7 @@ def work() -> float:
 
 
 def used() -> int:
-    """Return the bytes of the GPU that all processes use."""
+    """Return the bytes of the GPU that all processes use together."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return total - free

@@ -121,7 +121,7 @@ def text(lab) -> str:
 
 
 def buttons(lab) -> tuple[bool, bool, bool]:
-    """Return whether Predict, Run and Stop are enabled."""
+    """Return whether the buttons Predict, Run and Stop of a lab are enabled."""
     return tuple(
         not button.disabled for button in (lab.predict_button, lab.run_button, lab.stop_button)
     )

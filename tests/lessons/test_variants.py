@@ -102,7 +102,10 @@ WRONG = wrong_answers((Path(__file__).parent / "wrong_answers_to_variants.txt").
 
 
 def in_ranks(number):
-    """Return the marks of a test of a variant, which is slow if its answers run in ranks."""
+    """Return the pytest marks of a test of a variant.
+
+    The test is slow if the variant's answers run in ranks.
+    """
     return [pytest.mark.slow] if checks.find(number).children else []
 
 

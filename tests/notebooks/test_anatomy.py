@@ -59,7 +59,7 @@ def ideas(path):
 
 @lessons
 def test_a_heading_begins_its_cell(path):
-    """Check this so that the tests, the site and the table of contents find the sections."""
+    """The tests, the site and the table of contents find sections by their headings."""
     for cell in cells(path):
         if cell.cell_type == "markdown":
             assert "\n## " not in cell.source
@@ -116,7 +116,7 @@ def test_the_last_exercise_is_built_at_the_end(path):
 
 @lessons
 def test_experiments_are_in_the_cells(path):
-    """Check this because a call such as `collect(labs.copy_speed())` hides the measurement."""
+    """A call such as `collect(labs.copy_speed())` would hide the measurement from learners."""
     for cell in teaching_cells(cells(path)):
         assert not re.search(r"(?<!gc\.)\bcollect\(", cell.source), cell.source
 

@@ -164,7 +164,7 @@ def test_notebooks_and_checks_have_the_same_exercises():
 
 @pytest.mark.parametrize("number", EXERCISES)
 def test_a_check_names_a_section_of_its_lesson(number):
-    """Check this because a learner whose answer is refused is sent to this section."""
+    """A learner whose answer is refused is sent to this section."""
     [path] = FOLDER.glob(f"{number.partition('.')[0]}_*.ipynb")
     cells = nbformat.read(path, as_version=4).cells
     lines = [
@@ -180,7 +180,7 @@ def test_the_stub_is_not_attempted(number):
 
 
 def marks(number: str) -> Any:
-    """Return the marks of a test of this exercise."""
+    """Return the pytest marks of a test of this exercise."""
     return pytest.mark.slow if number in IN_CHILDREN else ()
 
 
@@ -189,7 +189,7 @@ EACH_EXERCISE = [pytest.param(number, marks=marks(number)) for number in EXERCIS
 
 @pytest.mark.parametrize("number", EACH_EXERCISE)
 def test_the_solution_passes_and_its_check_leaves_the_random_state(number, monkeypatch):
-    """Check this so that a seeded experiment gives the same numbers after a check as without it."""
+    """A seeded experiment must give the same numbers after a check as without it."""
     forked, fork = [], forkserver.connect_to_new_process
     monkeypatch.setattr(
         forkserver, "connect_to_new_process", lambda fds: forked.append(number) or fork(fds)

@@ -63,7 +63,10 @@ class Kernel:
         return self._client.execute(source, store_history=False, stop_on_error=False)
 
     def _answer(self, *sent: str) -> tuple[str, str]:
-        """Return the request that is answered first, and its error, which is empty without one."""
+        """Return the first of the sent requests that is answered, and its error.
+
+        The error is "" if the request succeeded.
+        """
         while True:
             reply = self._client.get_shell_msg(timeout=PATIENCE)
             if (request := reply["parent_header"].get("msg_id")) in sent:

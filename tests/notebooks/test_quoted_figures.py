@@ -88,7 +88,10 @@ def test_4_kib_take_about_a_tenth_of_the_time_of_4_mib_as_lesson_1_says():
 
 
 def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
-    """The GPU waits most of the time, and the step takes as long as the one in the lesson."""
+    """In a narrow step, the GPU waits most of the time.
+
+    The step takes as long as the one in lesson 1.
+    """
     assert "so short that the GPU waits most of the time" in text("01_device_basics.ipynb")
     with labkit.use(gpus=1, virtual=True, quiet=True):
         layers = [torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16)]
@@ -261,7 +264,7 @@ def test_gpus_wait_as_long_under_both_schedules_on_real_h200s_as_lesson_4_says()
 
 
 def test_settings_help_on_a_real_h200_as_lesson_5_says():
-    """Check a recording of an earlier experiment with the same blocks, requests and settings."""
+    """The recording is of an earlier experiment with the same blocks, requests and settings."""
     lesson = "05_caching_allocator.ipynb"
     assert "A real H200 gave the same three numbers for 64 MiB." in text(lesson)
     [cell] = [
@@ -445,7 +448,7 @@ def test_the_fused_update_of_lesson_9_takes_least_memory_and_time():
 
 
 def test_the_parts_of_the_activations_in_lesson_9_add_up():
-    """Check the page's parts: the blocks' and the head's inputs, logits, loss and copies."""
+    """The parts are the inputs of the blocks and of the head, the logits, the loss and copies."""
     quoted = re.search(
         r"only ([\d.]+) GiB.*logits are ([\d.]+) GiB in float16.*about ([\d.]+) GiB.*in float16, "
         r"([\d.]+) GiB",

@@ -82,7 +82,7 @@ def test_a_lesson_ends_with_what_is_done_and_what_is_open(path):
 
 @lessons
 def test_cells_that_print_are_stored_with_their_output(path):
-    """Check this because comparing stored outputs says nothing about a cell without one."""
+    """Comparing stored outputs proves nothing about a cell without an output."""
     for cell in teaching_cells(cells(path)):
         assert bool(cell.outputs) or not shows(cell.source), cell.source
 
@@ -104,9 +104,9 @@ def shows(source: str) -> bool:
 
 @lessons
 def test_a_timeline_that_is_used_was_asked_for(path):
-    """Check this because real GPUs record a timeline only if `record` is asked for one.
+    """Real GPUs record a timeline only if `record` is asked for one.
 
-    Virtual GPUs record one in any case.
+    Virtual GPUs always record one, so a test on them would not notice.
     """
     source = "\n".join(
         re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE)

@@ -67,7 +67,10 @@ def test_an_answer_that_never_ends_still_ends(busy):
 
 
 def thread(folder, number, schedstat, children=""):
-    """Write what Linux shows of a thread."""
+    """Write files that say what Linux shows of a thread.
+
+    `schedstat` has the thread's waits, and `children` the process ids of its children.
+    """
     folder = folder / "task" / str(number)
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text(schedstat)
@@ -192,7 +195,7 @@ def test_a_limit_of_a_sandbox_is_about_what_its_server_has_started(monkeypatch):
 
 
 class Rank:
-    """A rank's process: its end and its number."""
+    """A made-up process of a rank, with the time of its end and its number."""
 
     def __init__(self, number):
         self.pid = number

@@ -95,7 +95,7 @@ SAME_SCORE = {"hidden wait"}
 
 
 def _loss_in_groups(rows, weight, targets, size=64):
-    """Return the loss and the gradients, from groups of this number of rows."""
+    """Return the loss and the gradients, computed from groups of `size` rows."""
     loss, of_rows, of_weight = 0.0, [], torch.zeros_like(weight)
     for part, target in zip(rows.split(size), targets.split(size), strict=True):
         total = cross_entropy(part @ weight.T, target, reduction="sum") / len(rows)
@@ -126,7 +126,7 @@ def _cache_of_two_halves(keys):
 
 
 def _cache_doubled(keys):
-    """Return the cache, which doubles when it is full."""
+    """Return the cache of all keys. Its memory doubles whenever it is full."""
     cache, used = keys[0], len(keys[0])
     for key in keys[1:]:
         if used + len(key) > len(cache):
@@ -245,7 +245,10 @@ def copied_with_events(batches, weight):
 
 
 def ring(batches, shape, work, count=2):
-    """Copy batches into `count` buffers in turn, and return work(buffer, batch) of each."""
+    """Copy batches into `count` buffers in turn, and return `work(buffer, batch)` of each.
+
+    `shape` is the shape of a buffer.
+    """
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     buffers = [torch.empty(shape, device="cuda") for _ in range(count)]
     used = [None] * count
@@ -272,7 +275,10 @@ def _three_buffers(batches, weight):
 
 
 def checkpointed(tokens, blocks, block, which=0):
-    """Return the gradients. `block` computes the block with the number `which`."""
+    """Return the gradients of a network with checkpointed blocks.
+
+    `block` replaces the computation of the block with the number `which`.
+    """
     for number, (up, down) in enumerate(blocks):
         if number == which:
             tokens = block(tokens, up, down)
@@ -302,7 +308,7 @@ def _first_block_in_halves(tokens, blocks):
 
 
 def _first_block_by_hand(tokens, blocks):
-    """Compute the first block again without `checkpoint`."""
+    """Return the gradients. The first block is computed again by hand, without `checkpoint`."""
     (up, down), *others = blocks
     with torch.no_grad():
         first = _block(tokens, up, down)
@@ -330,14 +336,20 @@ def _largest_with_three_buffers(batches, weight):
 
 
 def _largest_of_parts(batches, weight):
-    """Copy quarters of the batches into two small buffers."""
+    """Return each batch's result, after its quarters were copied through two small buffers.
+
+    The results of the four quarters are joined.
+    """
     parts = [part for batch in batches for part in batch.chunk(4)]
     largest = ring(parts, parts[0].shape, _largest(weight))
     return [torch.cat(largest[index : index + 4]) for index in range(0, len(largest), 4)]
 
 
 def copies_freed_in_order(batches, work):
-    """Free each copy when the second stream has waited for the work that used the copy."""
+    """Copy batches on a second stream, and free each copy in order of its use.
+
+    A copy is freed when the second stream has waited for the work that used the copy.
+    """
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     old, results = [], []
     for batch in batches:
@@ -360,7 +372,10 @@ def largest_in_order(batches, weight):
 
 
 def largest_with_waits_of_the_host(batches, weight):
-    """Call `record_stream`, and let the host wait until the product before the last is done."""
+    """Return the results of a loop in which the host waits before each copy is reused.
+
+    The host waits until the product before the last is done. The loop also calls `record_stream`.
+    """
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     done, results = [], []
     for batch in batches:
@@ -492,12 +507,12 @@ RIGHT |= {
 
 
 def softmax_in_a_pool(scores):
-    """Leave the end of the pool's threads to Python."""
+    """Return the softmax, computed in a pool of threads that nobody closes."""
     return ThreadPoolExecutor(2).submit(torch.softmax, scores, 1).result()
 
 
 class Contrast(torch.nn.Module):
-    """An answer that is a module."""
+    """An answer to the puzzle "contrast" that is a module instead of a function."""
 
     def forward(self, image):
         return _contrast_in_place(image)
@@ -590,7 +605,7 @@ def products_with_tf32(batches, weight):
 
 
 def buffers_without_events(batches, weight):
-    """Overwrite a buffer that a product may still read."""
+    """Return wrong results: a copy overwrites a buffer that a product may still read."""
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
     side.wait_stream(here)
@@ -668,7 +683,7 @@ def trained_with_the_graph_of_the_first_call(weights, batches, kept={}):  # noqa
 
 
 def contrast_when_it_is_read(image):
-    """Let Python's profiler compute the result after the recording."""
+    """Compute the result only when it is read, through Python's profiler, after the recording."""
 
     def profile(frame, event, arg):
         if event == "call" and frame.f_code.co_name == "_result":
@@ -724,7 +739,10 @@ def layers_in_a_buffer_without_events(rows, weights):
 
 
 def trained_in_one_large_graph(weights, batches):
-    """Capture all steps. A capture takes as long as the launches, and it is replayed once."""
+    """Capture the steps of all batches in one graph, and replay the graph once.
+
+    The capture takes as long as the launches would.
+    """
     weights, graph = [weight.clone().requires_grad_() for weight in weights], torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for batch in batches:
@@ -734,7 +752,7 @@ def trained_in_one_large_graph(weights, batches):
 
 
 def trained_on_one_batch(weights, batches):
-    """Replay the graph without copying the batches."""
+    """Train wrongly: replay the graph without copying new batches into its input."""
     return _trained_with_a_graph(weights, [batches[0]] * len(batches))
 
 
@@ -745,7 +763,7 @@ def trained_after_a_warm_up_that_counts(weights, batches):
 
 
 def trained_in_place(weights, batches):
-    """Change the weights that are given."""
+    """Train the given weights in place, although they are arguments."""
     graph, batch = torch.cuda.CUDAGraph(), batches[0].clone()
     given = [weight.requires_grad_() for weight in weights]
     with torch.cuda.graph(graph):
@@ -762,7 +780,7 @@ def _clipped_by_norms(gradients, norms):
 
 
 def clipped_with_saved_tensors(gradients):
-    """Read the norms from what `torch.save` writes."""
+    """Read the gradients' norms from the file that `torch.save` writes."""
     norms = []
     for gradient in gradients:
         file = io.BytesIO()
@@ -773,7 +791,7 @@ def clipped_with_saved_tensors(gradients):
 
 
 def clipped_with_storages(gradients):
-    """Read the norms from the storages."""
+    """Read the gradients' norms from their storages."""
     norms = []
     for gradient in gradients:
         copied = gradient.norm().untyped_storage().cpu()
@@ -793,7 +811,7 @@ def clipped_after_polling(gradients):
 
 
 def cache_in_the_arguments(keys):
-    """Return a view of the tensor in which the keys lie one after the other."""
+    """Return a part of the argument as the cache: a view in which the keys are in order."""
     rows, width = keys[0].shape
     return keys[0].as_strided((len(keys) * rows, width), (width, 1))
 

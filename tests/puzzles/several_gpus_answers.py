@@ -14,7 +14,11 @@ GPUS = range(4)
 
 
 def _send(x, gpu, leaves, arrives, waits=True):
-    """Copy a tensor on these two streams, and return the copy and the event of its arrival."""
+    """Copy a tensor to `gpu` on two streams. Return the copy and the event of its arrival.
+
+    `leaves` and `arrives` are the streams of the two GPUs. `waits` says whether the copy waits for
+    earlier work.
+    """
     if waits:
         leaves.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(leaves), torch.cuda.stream(arrives):
@@ -169,7 +173,7 @@ def _first_half_passed_on(tensors):
 
 
 def _scores(texts, weights, gpus):
-    """Compute the scores of each text on the GPU that the list names."""
+    """Compute the scores of each text on the GPU with the number in `gpus`."""
     highest = []
     for text, gpu in zip(texts, gpus, strict=True):
         highest.append((text.to(f"cuda:{gpu}", non_blocking=True) @ weights[gpu]).amax(dim=0))
@@ -280,7 +284,7 @@ def _sums_in_a_chain(tensors):
 
 
 def _sums_of_parts(tensors, parts):
-    """Add up each part on another GPU."""
+    """Sum the tensors. Each of the `parts` parts is added up on another GPU."""
     sums = [torch.empty_like(tensor) for tensor in tensors]
     for number in range(parts):
         home = f"cuda:{number % 4}"
@@ -320,7 +324,7 @@ def _sums_in_a_ring(tensors):
 
 
 def _sums_of_rounded_numbers(tensors):
-    """Send integers of 16 bits, in units of the largest number."""
+    """Sum tensors that are rounded to 16-bit integers, in units of the largest number."""
 
     def sent(tensor, gpu):
         unit = tensor.double().abs().max() / 32767
@@ -369,7 +373,10 @@ def _neighbours_alone(tensors):
 
 
 def _pipeline(layers, x, rows, send):
-    """Send parts of this number of rows through all layers, one part after the other."""
+    """Send groups of `rows` rows through all layers, one group after the other.
+
+    `send` copies a group to the next layer's GPU.
+    """
     states, outputs = [None] * 4, []
     for part in x.split(rows):
         for gpu, layer in enumerate(layers):
@@ -481,7 +488,10 @@ def _outputs_on_the_first_gpu(layers, x):
 
 
 def _in_buckets(weights, inputs, error, size, orders=True, records=True):
-    """Send buckets of this number of gradients on a stream of their own."""
+    """Send buckets of `size` gradients to the first GPU on a stream of their own.
+
+    With `orders` and `records` off, the answer forgets to wait or to call `record_stream`.
+    """
     here, side, there = torch.cuda.current_stream(0), torch.cuda.Stream(0), torch.cuda.Stream(1)
     bucket, sent = [], []
     for number in reversed(range(len(weights))):
@@ -531,7 +541,10 @@ def _all_products_of_a_bucket_at_once(weights, inputs, error):
 
 
 def _in_one_tensor(weights, inputs, error, size=4):
-    """Write the gradients into one tensor on the first GPU, and copy slices of it."""
+    """Write the gradients into one tensor on the first GPU, and copy slices of it.
+
+    A slice has `size` gradients.
+    """
     count = len(weights)
     here = torch.empty(count, *weights[0].shape, device="cuda:0")
     there = torch.empty(here.shape, device="cuda:1")

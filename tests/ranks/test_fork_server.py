@@ -36,7 +36,7 @@ def test_two_ranks_of_a_server_that_is_there_already(script):
 
 
 def test_a_process_can_be_found_by_its_job_as_soon_as_it_is_started(script, tmp_path):
-    """Check this because ending a job right after its start would otherwise miss the process."""
+    """Ending a job right after its start would otherwise miss the process."""
     started = []
     for number in range(20):
         folder = str(tmp_path / f"job{number}")
@@ -160,7 +160,7 @@ def test_the_job_after_one_that_crashed(script, who):
 
 
 def test_processes_of_a_rank(script):
-    """Check that multiprocessing works in a rank, and that its remaining processes are ended."""
+    """Multiprocessing works in a rank, and the processes that remain are ended."""
     path = script("""
         import multiprocessing, os, subprocess, sys
         def square(x):
@@ -177,7 +177,10 @@ def test_processes_of_a_rank(script):
 
 
 def test_where_no_server_can_be(script, monkeypatch):
-    """Check macOS, which has no server, and a server that ends while it starts."""
+    """macOS has no server, and a server may end while it starts.
+
+    Processes are then started afresh.
+    """
     path = script(RANK + "result = os.getppid()")
     forkserver.end()
     monkeypatch.setattr(forkserver, "POSSIBLE", False)

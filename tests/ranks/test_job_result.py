@@ -38,7 +38,7 @@ def test_ranks_that_all_returned_give_their_results():
 
 
 def test_a_rank_that_lost_another_did_not_fail_first():
-    """Check reports that come first, of ranks that failed only because of rank 1."""
+    """The reports of ranks that failed only because of rank 1 come before its own report."""
     lost = RankProcess(
         0, 0, 10, raised("RuntimeError", "Connection closed by peer [127.0.0.1]:1"), 1
     )
@@ -58,7 +58,7 @@ def test_a_rank_that_lost_another_did_not_fail_first():
 
 
 def test_a_rank_that_was_killed_failed_before_the_one_that_torchrun_then_ended():
-    """Check a case without reports, in which torchrun reports only the killed rank's exit code."""
+    """No rank reports. torchrun reports only the killed rank's exit code."""
     asked_to_end, killed = (
         RankProcess(0, 0, 10, None, None),
         RankProcess(1, 0, 11, None, -signal.SIGKILL),

@@ -70,7 +70,7 @@ def test_what_goes_wrong_is_told_with_the_modules_lines(folder):
 
 
 def test_the_commands(folder):
-    """Check `torchrun`, with several ranks and with a simulated one, and `trace` with ranks."""
+    """The commands are `torchrun`, with several ranks and with a simulated one, and `trace`."""
 
     def command(*arguments):
         return subprocess.run(

@@ -40,7 +40,7 @@ WITHOUT_TORCH = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_that_end_well(script, capsys, monkeypatch, nodes):
-    """Run ranks on one node, and on two nodes that are both on this computer."""
+    """Run ranks on one node, or on two nodes that are both on this computer."""
     monkeypatch.setenv("KEPT", "environment")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     path = script(SUM)
@@ -302,7 +302,7 @@ def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
 
 
 def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
-    """Let torchrun end rank 0 because of rank 1. Another process reports too late."""
+    """torchrun ends rank 0 because of rank 1, and another process reports too late."""
     job = TorchrunJob(
         "",
         {"ranks_of_node": 3, "nodes": 1, "max_restarts": 1, "trace": False},
@@ -328,7 +328,10 @@ def test_a_notebook_shows_an_interrupt_without_the_kit_s_own_calls(script, monke
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
-    """Interrupt a cell, or kill its kernel. The ranks ignore SIGTERM."""
+    """The caller is a cell that is interrupted, or a kernel that is killed.
+
+    Ranks ignore SIGTERM.
+    """
     code = (
         WITHOUT_TORCH
         + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(100)"
@@ -418,7 +421,7 @@ def test_the_command(script, nothing_left):
 
 
 def test_a_cell(monkeypatch):
-    """Check that a cell runs as a script, with lines counted from the magic and coloured labels."""
+    """A cell runs as a script. Lines count from the magic, and labels have colours."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
@@ -456,7 +459,10 @@ def test_a_cell(monkeypatch):
 
 
 def shown(live, *steps):
-    """Return the text printed after each step (rank, data). A rank ends when its data is None."""
+    """Return the text that a printer prints after each step, which is (rank, data).
+
+    A rank ends when its data is None. `live` is that of `RankPrinter`.
+    """
 
     class Kept(RankPrinter):
         def _print(self, text):

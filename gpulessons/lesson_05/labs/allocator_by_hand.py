@@ -477,7 +477,10 @@ class AllocatorLab(Panel):
             self.picture.value = plot_allocator_by_hand(self.hand).html
 
     def _show_choices(self) -> None:
-        """Show the fields that the chosen step needs, and the blocks that can be freed."""
+        """Show only the fields that the chosen step needs.
+
+        The list for freeing offers the blocks that are in use.
+        """
         for box, action in ((self.size, ALLOCATE), (self.stream, ALLOCATE), (self.block, FREE)):
             box.layout.display = None if self.action.value == action else "none"
         alive = {}

@@ -59,14 +59,14 @@ def batch_of(size: int, length: int, device: str) -> tuple[torch.Tensor, torch.T
 
 
 def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of the recording."""
+    """Return the optimizer for a model: `kind` is "sgd" or "adamw"."""
     if kind == "sgd":
         return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     return torch.optim.AdamW(model.parameters(), 1e-4)
 
 
 def loss_of(model: torch.nn.Module, data: tuple[torch.Tensor, torch.Tensor], length: int) -> Any:
-    """Return the loss of one batch."""
+    """Return the loss of one batch. `length` is the tokens per row, or 0 for pictures."""
     inputs, target = data
     if length:
         return model(input_ids=inputs, labels=target).loss
@@ -74,7 +74,7 @@ def loss_of(model: torch.nn.Module, data: tuple[torch.Tensor, torch.Tensor], len
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Any, length: int) -> None:
-    """Take a training step."""
+    """Take a training step. `length` is the tokens per row, or 0 for pictures."""
     optimizer.zero_grad()
     loss = loss_of(model, data, length)
     loss.backward()
@@ -82,7 +82,14 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Any, le
 
 
 def by_virtual_gpu(name: str, kind: str, size: int, length: int) -> int:
-    """Run the steps on a virtual H200 without values, as `labkit fit` does."""
+    """Return the peak bytes of some training steps on a virtual H200 without values.
+
+    Args:
+        name: the network.
+        kind: the optimizer.
+        size: the number of rows of a batch.
+        length: the tokens per row, or 0 for pictures.
+    """
     import virtualgpu
 
     virtualgpu.use(1, like="H200", values=False)
@@ -95,10 +102,10 @@ def by_virtual_gpu(name: str, kind: str, size: int, length: int) -> int:
 
 
 def by_mem_tracker(name: str, kind: str, size: int, length: int) -> int:
-    """Run the steps with fake tensors under PyTorch's MemTracker.
+    """Return the peak bytes that PyTorch's MemTracker finds with fake tensors.
 
     The fake tensors are those of a CPU, because a PyTorch without CUDA initializes no parameters on
-    a fake GPU.
+    a fake GPU. The arguments are those of `by_virtual_gpu`.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -118,7 +125,10 @@ def by_mem_tracker(name: str, kind: str, size: int, length: int) -> int:
 
 
 def by_kitsune(name: str, kind: str, size: int, length: int) -> int:
-    """Ask torch-kitsune's `predict_memory`."""
+    """Return the peak bytes that torch-kitsune's `predict_memory` predicts.
+
+    The arguments are those of `by_virtual_gpu`.
+    """
     from kitsune.predict import predict_memory
 
     shape = (length,) if length else (3, 224, 224)
@@ -127,7 +137,10 @@ def by_kitsune(name: str, kind: str, size: int, length: int) -> int:
 
 
 def by_fakegpu(name: str, kind: str, size: int, length: int) -> int:
-    """Ask FakeGPU's static estimator, which traces the network."""
+    """Return the peak bytes that FakeGPU's static estimator predicts by tracing the network.
+
+    The arguments are those of `by_virtual_gpu`.
+    """
     from fakegpu import estimate_module_memory
 
     model = network(name).train()

@@ -36,7 +36,7 @@ LINES = (
 
 @pytest.fixture(scope="session")
 def warm_processes() -> Iterator[WarmProcesses]:
-    """An object that starts scripts as copies of a process that has imported torch."""
+    """A starter of scripts, which run as copies of a process that has imported torch."""
     warm = WarmProcesses()
     yield warm
     warm.close()
@@ -44,7 +44,7 @@ def warm_processes() -> Iterator[WarmProcesses]:
 
 @pytest.fixture
 def no_collection():
-    """Keep objects on reference cycles alive until the test has ended."""
+    """Switch off the garbage collector, so that objects on cycles live until the test ends."""
     gc.collect()
     gc.disable()
     yield
@@ -71,10 +71,10 @@ def machine():
 
 
 def make_trace(rows, *, stacks=LINES, **more) -> Trace:
-    """Return a trace of rows.
+    """Return a made-up trace with events from rows.
 
-    A row is (seconds, action, address in MiB, size in MiB). Device 0, stack 0, category OTHER and
-    stream 0 may follow.
+    A row is (seconds, action, address in MiB, size in MiB). Its device, stack, category and stream
+    may follow. The defaults are 0, 0, OTHER and 0.
     """
     told = [(*row, *(0, 0, OTHER, 0)[len(row) - 4 :]) for row in rows]
     events = Events.of(

@@ -39,7 +39,7 @@ def run(shell, cell):
 
 
 def test_the_lines_of_the_cell_are_the_readers(shell):
-    """Check that the magic's own line is line 1, as JupyterLab counts."""
+    """The magic's own line counts as line 1, as in JupyterLab."""
     result, shown, _ = run(
         shell,
         """

@@ -20,7 +20,7 @@ MiB = 1 << 20
 
 
 def train(steps=2, device="cuda"):
-    """Take some training steps of a small model, of which nothing is left afterwards."""
+    """Take some training steps with a small model, and keep nothing of them."""
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).to(device)
     optimizer = torch.optim.Adam(net.parameters())
     for _ in range(steps):
@@ -49,7 +49,7 @@ def test_the_figures_are_the_allocators(machine):
 
 
 def test_every_moment_is_the_allocators(machine):
-    """Check that the trace's figure after each event is what the allocator counted then."""
+    """After each event, the trace has the number of bytes that the allocator counted then."""
     from virtualgpu import hardware
 
     allocator = hardware.machine().gpus[0].allocator
@@ -135,10 +135,10 @@ def test_categories(machine):
 def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in_flight(
     machine, checkpointed
 ):
-    """Check which gradients are alive at the same time, with and without checkpointing.
+    """Without checkpointing, at most the gradients of a layer's output and input are in flight.
 
-    Without checkpointing, at most the gradients of a layer's output and input are alive. With
-    checkpointing, the three results between layers are computed again, and one gradient is alive.
+    With checkpointing, the three results between layers are computed again, and they are in flight
+    with one gradient.
     """
     rows, width = 4096, 256
     net = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)]).cuda()
@@ -158,7 +158,10 @@ def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in
 
 
 def test_a_model_that_ends_with_its_backward_had_parameters(machine):
-    """Check that no virtual time passes between the end of the backward pass and the return."""
+    """The model is freed when the function returns, right after its backward pass.
+
+    No virtual time passes between the two. Its parameters must still be found.
+    """
 
     def train_once():
         net = nn.Linear(512, 512, device="cuda")
@@ -205,7 +208,7 @@ def test_recordings_in_one_another(machine):
 
 
 def test_recordings_that_overlap(machine):
-    """Check recordings in two threads, neither of which ends the other."""
+    """Two threads record at the same time, and neither recording ends the other."""
     started, ended = threading.Event(), threading.Event()
     traces = {}
 

@@ -90,7 +90,7 @@ def test_a_replay_of_requests_finds_every_block(configuration, before, steps):
 
 @given(steps=st.lists(STEP, max_size=60))
 def test_the_sizes_of_blocks_in_expandable_segments(steps):
-    """Check that the sizes of blocks are found, although other events report mapped addresses."""
+    """The sizes of blocks are found, although other events report mapped addresses."""
     allocator = CachingAllocator(0, 200 * MiB, settings=Settings.parse("expandable_segments:True"))
     count, taken = 0, {}
 

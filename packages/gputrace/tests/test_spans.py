@@ -169,7 +169,7 @@ def test_waits_name_both_streams(machine):
 
 
 def test_busy_idle_and_overlap_in_seconds(machine, cycles):
-    """Check a kernel of 10 ms that overlaps for half of its time with a copy on another stream."""
+    """A kernel of 10 ms overlaps for half of its time with a copy on another stream."""
     side = torch.cuda.Stream()
     pinned = torch.ones(64 << 20, dtype=torch.uint8).pin_memory()
     torch.cuda.synchronize()
@@ -310,7 +310,7 @@ def test_columns_are_in_order_and_launches_keep_their_span():
 
 
 def test_what_follows_one_another_overlaps_in_nothing():
-    """Check this for times whose floating-point sums are rounded."""
+    """The sums of these times are rounded in floating point."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         edges = np.cumsum(generator.random(9) * 1e-3)

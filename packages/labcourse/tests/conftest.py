@@ -20,7 +20,7 @@ def course(tmp_path_factory) -> assignment.Course:
 
 @pytest.fixture(scope="session")
 def bubblewrap() -> backends.Backend:
-    """The backend bubblewrap. If it does not work here, tests that need it are skipped."""
+    """The backend bubblewrap. Tests that need it are skipped where it does not work."""
     try:
         return backends.best(LIMITS.scratch, "bubblewrap")
     except RuntimeError as error:
@@ -29,13 +29,16 @@ def bubblewrap() -> backends.Backend:
 
 @pytest.fixture(scope="session")
 def sandbox(bubblewrap):
-    """A sandbox for many submissions, none of which may harm the next one."""
+    """A started sandbox that many tests use. No submission may harm the next one."""
     with Sandbox(bubblewrap, LIMITS) as box:
         yield box
 
 
 class Borrowed:
-    """Replacement of a grading's own sandbox, which lends it a sandbox that has started."""
+    """Replacement of the class Sandbox that always uses `lent`, a sandbox that has started.
+
+    So a grading starts no sandbox of its own, and does not stop the lent one.
+    """
 
     def __init__(self, lent: Sandbox) -> None:
         self._lent = lent
@@ -55,7 +58,10 @@ class Borrowed:
 
 @pytest.fixture(scope="session")
 def borrowing(sandbox):
-    """A context in which gradings with one worker borrow the sandbox, instead of starting one."""
+    """A function that makes a context. In it, gradings with one worker use the shared sandbox.
+
+    Otherwise each grading would start a sandbox of its own.
+    """
 
     @contextlib.contextmanager
     def borrowed():
@@ -69,7 +75,10 @@ def borrowing(sandbox):
 
 @pytest.fixture
 def borrowed_sandbox(borrowing):
-    """Let the test's gradings borrow the sandbox. For tests of the grading, not of its sandbox."""
+    """Let the test's gradings use the shared sandbox.
+
+    Tests of the sandbox itself do not use this.
+    """
     with borrowing():
         yield
 
@@ -86,7 +95,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def tried(whole, sandbox):
-    """The result of one exercise of a lab, when only this exercise is tried."""
+    """A function that tries only one exercise of a lab, and returns its result."""
 
     def examine(number, *cells, given=""):
         lab = whole.lab(number[:2])

@@ -50,7 +50,7 @@ ENDLESS = ("another program in its place",)  # nothing of it answers any more
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """A folder of the course on this machine, and the secret in it."""
+    """A folder of the course outside the sandbox, and the secret text in one of its files."""
     folder = tmp_path_factory.mktemp("course")
     (folder / "secret.txt").write_text(SECRET)
     return folder

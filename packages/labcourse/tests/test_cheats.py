@@ -110,7 +110,7 @@ def test_a_cell_that(name, examine):
     "name", [name for name in ENDINGS if ENDINGS[name][1] in ("time", "ended", "memory", "output")]
 )
 def test_an_answer_that(name, examine):
-    """Check the same code inside the answer, where it runs when the answer is tried."""
+    """The answer contains the code of a cheat, which then runs when the answer is tried."""
     source, status = ENDINGS[name]
     body = "\n".join(f"    {line}" for line in source.splitlines())
     examined = examine(notebook(f"def on_gpu(numbers):\n{body}"), limits_for(status))
@@ -122,7 +122,7 @@ def test_an_answer_that(name, examine):
 
 
 def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, examine):
-    """Check that only the exercise that hangs is lost. Another process tries the others."""
+    """Only the exercise that hangs is lost, because another process tries the others."""
     lab = course.lab("01")
     # that take no time, however busy the machine
     lab = dataclasses.replace(lab, exercises=lab.exercises[:3])

@@ -359,7 +359,7 @@ def test_hostile_members_of_a_zip_file(course, tmp_path):
 
 
 def test_a_zip_file_that_lies_about_sizes(course, tmp_path):
-    """Check a file that claims 100 bytes and has a gigabyte. Only the allowed size is unpacked."""
+    """The file claims 100 bytes and has a gigabyte. Only the allowed size is unpacked."""
     packer = zlib.compressobj(wbits=-15)
     data = b"".join([*(packer.compress(b" " * (1 << 20)) for _ in range(64)), packer.flush()])
     plain = io.BytesIO()

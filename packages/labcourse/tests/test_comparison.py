@@ -30,7 +30,7 @@ def test_a_disguised_copy_is_the_same_answer(disguise, student, name):
 
 @pytest.mark.parametrize("disguise", DISGUISES)
 def test_a_disguise_changes_an_answer(disguise):
-    """Check this so that the tests above really compare different texts."""
+    """Otherwise the tests above would compare equal texts."""
     texts = [own_answer(student) for student in range(3)] + [own_answer(3, "fit")]
     assert disguise is str or any(disguise(text) != text for text in texts)
 

@@ -306,7 +306,7 @@ values = st.recursive(
 
 
 def sometimes(right):
-    """Return the right value, or from time to time any other value."""
+    """Return the right value, or now and then a random wrong value."""
     return st.integers(0, 9).flatmap(lambda chance: values if chance == 0 else right)
 
 

@@ -64,9 +64,9 @@ def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def honest(question: dict[str, Any]) -> dict[str, Any]:
-    """Return a right answer's observation.
+    """Return the observation of a right answer.
 
-    The control, which makes its tensor on the CPU, looks as it should.
+    The control, which makes its tensor on the CPU, is observed as wrong, which is right.
     """
     return tensor_on("cpu" if question["wrong_answer"] else "cuda:0", question)
 

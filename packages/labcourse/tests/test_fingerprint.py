@@ -60,7 +60,7 @@ def test_what_python_writes_beside_the_code_changes_nothing(copied):
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.13"])
 def test_gradescope_gets_a_python_that_the_kit_runs_on(tmp_path, version):
-    """Run the setup with programs that only print how they were called."""
+    """The programs that the setup calls are replaced with programs that print their arguments."""
     major, minor = version.split(".")
     programs = {
         "apt-get": "exit 0",

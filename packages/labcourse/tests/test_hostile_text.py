@@ -66,7 +66,7 @@ def test_a_cell_that_is_hard_to_read(name, tried, sandbox, monkeypatch):
 
 
 def test_a_class_with_files_that_are_hard_to_read(bubblewrap, tmp_path):
-    """Check that the command grades these files, and that the other students are not affected."""
+    """The command grades these files, and other students' submissions are not affected."""
     strange = {f"s{number}": data for number, data in enumerate(FILES.values())}
     handed_in(tmp_path, strange | {"ada": notebook(RIGHT), "zoe": notebook(RIGHT)})
     done = subprocess.run(grade(tmp_path), cwd=tmp_path, capture_output=True, text=True)

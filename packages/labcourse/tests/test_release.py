@@ -85,7 +85,7 @@ def test_a_lab_imports_each_name_once_and_as_its_exercises_mean_it(whole_course)
 
 
 def test_a_task_needs_no_cell_that_only_the_lesson_has(whole_course):
-    """A student of an exam has the exercises alone."""
+    """A student of an exam has only the exercises, and no other cells of the lesson."""
     for lab in whole_course.labs:
         handed_out = release.student_copy(whole_course, lab).cells
         lesson = nbformat.read(NOTEBOOKS / f"{lab.name}.ipynb", 4).cells
@@ -175,7 +175,7 @@ def box(whole_course, bubblewrap):
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, box, lesson):
-    """Check also that the controls find nothing in an honest notebook."""
+    """The controls must also find nothing in an honest notebook."""
     [lab] = (lab for lab in whole_course.labs if lab.name == lesson)
     given = release.handed_out(whole_course, lab)
     examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)
@@ -206,7 +206,7 @@ def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, 
 
 
 def test_exercises_are_taken_out_of_the_sections_of_a_lesson(tmp_path):
-    """Check that a lab has only the task, stub and check of an exercise in a section."""
+    """A lab has only the task, the stub and the check of an exercise in a section."""
     cells = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4).cells
     [stub] = [
         index for index, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])

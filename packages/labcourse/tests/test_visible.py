@@ -18,7 +18,7 @@ PACKAGES = Path(backends.PACKAGES[2]).parent
 
 @pytest.mark.slow
 def test_the_disk_is_empty_but_for_what_python_needs(tried):
-    """Check that each folder above a visible one shows only the next folder on the way."""
+    """Each folder above a visible one shows only the next folder on the way to it."""
     cell = (
         "import os\n"
         "for folder in ('/', '/root', '/home', '/etc', '/usr', '/usr/local', '/tmp', KIT):\n"
@@ -91,7 +91,7 @@ def test_a_course_in_a_folder_of_the_system_is_refused(name):
 
 
 def test_the_kits_own_lessons_are_hidden_where_a_package_holds_them(tmp_path, monkeypatch):
-    """Check an installation with `pip install`, where the solutions are in the package."""
+    """After `pip install`, the solutions are in the installed package."""
     lessons = tmp_path / "labkit" / "notebooks"
     lessons.mkdir(parents=True)
     monkeypatch.setattr(backends, "_kit_folders", lambda: [os.fspath(tmp_path)])
@@ -110,7 +110,7 @@ LOOK = (
 
 @pytest.mark.slow
 def test_a_virtual_environment_that_is_the_courses_folder_shows_nothing_of_it(bubblewrap, tmp_path):
-    """Check the result of `python -m venv .` in the course's folder.
+    """This is the result of `python -m venv .` in the course's folder.
 
     Only the parts that Python needs are visible.
     """

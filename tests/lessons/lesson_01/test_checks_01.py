@@ -59,7 +59,7 @@ def test_each_batch_has_at_each_level_a_tensor_to_move_and_one_to_leave():
 
 
 def test_the_solution_moves_a_namedtuple_as_a_data_loader_makes_it():
-    """Test with a DataLoader's batch. The class of a namedtuple takes the values one by one."""
+    """A DataLoader makes such batches. The class of a namedtuple takes its values one by one."""
     notebook = Path(__file__).parents[3] / "notebooks" / "01_device_basics.ipynb"
     cells = nbformat.read(notebook, as_version=4).cells
     [solution] = [cell.source for cell in cells if "Solution of 01.5" in cell.source]

@@ -91,7 +91,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def copies(speeds, badge="measured on paper", **more):
-    """Return a result from {(size, memory): GB/s}, the same in both directions."""
+    """Return a made-up result from {(size, memory): GB/s}, the same in both directions."""
     rows = []
     for (size, memory), speed in speeds.items():
         for way in ("h2d", "d2h"):

@@ -102,7 +102,7 @@ def test_what_the_host_reads_and_what_is_said_of_it(steps, verdict, read):
 @pytest.mark.usefixtures("used")
 @pytest.mark.slow
 def test_the_races_of_the_same_program_are_reported_every_time():
-    """Run one program often. The kit reports a race between the same two lines only once."""
+    """The kit itself would report a race between the same two lines only once."""
     steps = one_batch(waits=False, host_waits=False)
     for _ in range(12):
         outcome = run_program(steps)

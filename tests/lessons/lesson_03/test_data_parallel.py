@@ -66,7 +66,7 @@ def test_four_real_gpus_say_the_same():
 
 
 def steps(seconds, badge="measured on paper", **more) -> Result:
-    """Return a result from {model: {GPUs: seconds}}."""
+    """Return a made-up result from {model: {number of GPUs: seconds}}."""
     rows = []
     for model, values in seconds.items():
         for gpus, value in values.items():
@@ -139,7 +139,10 @@ def lab():
 
 @pytest.fixture(scope="module")
 def whole():
-    """The result of a whole run, which takes seconds."""
+    """The result of a complete run of the experiment.
+
+    All tests share it, because it takes seconds.
+    """
     with labkit.use(gpus=4, virtual=True, quiet=True):
         return collect(data_parallel_step())
 

@@ -147,7 +147,10 @@ MIB = 1 << 20
 
 
 def step(*schedules, work=WORK, badge="measured on paper", **more) -> Result:
-    """Return a step of two stages and one micro-batch. Each GPU works for 3 of 6 seconds."""
+    """Return a made-up result of two stages and one micro-batch under these schedules.
+
+    Each GPU works for 3 of 6 seconds.
+    """
     rows = [
         {
             "schedule": name,

@@ -24,7 +24,7 @@ def stage(gpu, layers=1, width=2048):
 
 
 def step(stages, parts):
-    """Run forward and backward passes of micro-batches with plain `.to`."""
+    """Return a training step with plain `.to` copies, for stages and a number of micro-batches."""
     outputs = [stages[1](stages[0](part).to("cuda:1")) for part in parts]
     torch.cat(outputs).square().mean().backward()
 
@@ -34,7 +34,7 @@ def batch(rows=4096, width=2048):
 
 
 def done_by(rows, index):
-    """Return what a stage did, such as F1 B1, in the order of time."""
+    """Return the passes of the stage with this index in order of time, such as "F1 B1"."""
     found = [row for row in rows if row["stage"] == index]
     return " ".join(f"{row['work'][0].upper()}{row['micro_batch'] + 1}" for row in found)
 
@@ -52,7 +52,10 @@ def test_every_pass_of_every_micro_batch_is_recorded_in_the_order_of_time(two_gp
 
 
 def test_a_backward_pass_ends_when_its_stage_is_done(two_gpus):
-    """Check a first stage, which computes no gradient of its input and one per parameter."""
+    """The first stage computes no gradient of its input, but a gradient of each parameter.
+
+    Its backward pass ends with the last of these gradients.
+    """
     stages = [stage(0, layers=2), stage(1, layers=2)]
     rows = record_work(stages, lambda: step(stages, batch().chunk(2)))
     seconds = {(row["stage"], row["work"], row["micro_batch"]): row["seconds"] for row in rows}

@@ -28,7 +28,10 @@ GRAPH = "the autograd graph of global `losses["
 
 @pytest.fixture(scope="module", autouse=True)
 def gpu():
-    """Hide the objects of pytest and torch from the search for holders, which makes it quick."""
+    """A virtual GPU, without the objects of pytest and torch in the search for holders.
+
+    This makes the search quick.
+    """
     with labkit.use(virtual=True, quiet=True):
         gc.collect()
         gc.freeze()
@@ -113,7 +116,10 @@ def test_a_real_gpu_keeps_the_same():
 
 
 def kept(together=False, **mib):
-    """Return a result of three steps from {leak: MiB per step}."""
+    """Return a made-up result of three steps from {leak: MiB per step}.
+
+    `together` says whether one training had all leaks.
+    """
     rows = []
     for leak, size in mib.items():
         for step in (1, 2, 3):

@@ -123,7 +123,7 @@ def test_a_stopped_run_is_drawn_without_a_finding():
 
 @pytest.fixture
 def lab(monkeypatch):
-    """A lab whose ranks need no processes."""
+    """A lab whose experiment is replaced, so that it starts no processes."""
     lab = BucketsLab()
     monkeypatch.setattr(
         "gpulessons.lesson_10.labs.buckets._points",

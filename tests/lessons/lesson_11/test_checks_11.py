@@ -256,7 +256,7 @@ def test_a_layer_notes_where_its_parameters_got_memory_while_they_were_whole():
 
 
 def test_the_gradients_of_one_continued_step_are_not_clipped():
-    """Check this because clipping would hide a loss that is too large by a factor."""
+    """Clipping would hide a loss that is too large by a factor."""
     for seed in range(5):
         case = lesson_11.draw_training(random.Random(seed))
         torch.manual_seed(case["seed"])

@@ -128,7 +128,7 @@ def test_no_snippet_is_missing(article, section, line):
 
 
 def test_every_snippet_is_listed():
-    """Compare with a list, so that a snippet that is removed is noticed."""
+    """Compare the articles with a list of snippets, so that a removed snippet is noticed."""
     told = {(claim.article.name, claim.section): 0 for claim in CLAIMS if claim.snippet}
     assert set(told) == {(article, section) for article, section, _ in LISTED}
     assert sum(claim.snippet for claim in CLAIMS) == len(LISTED)
@@ -150,7 +150,7 @@ def test_a_claim_is_told_in_a_few_words_and_says_why(claim):
 
 @each_claim
 def test_a_sentence_is_quoted_whole(claim):
-    """Check this because a part of a sentence may mean something else."""
+    """A part of a sentence may mean something other than the sentence."""
     assert "…" not in claim.says and "..." not in claim.says
 
 

@@ -54,7 +54,10 @@ def test_a_claim_comes_to_what_is_expected_of_it(trial, claim):
 
 
 def test_claims_about_memory_do_not_depend_on_what_other_work_left(gpus):
-    """Check a live tensor, in whose segment a claim's request could get a free part."""
+    """A live tensor of other work has a free part in its segment.
+
+    The claim's request must not get this part.
+    """
     left = []
     for gpu in range(MOST):
         torch.empty(1 << 30, dtype=torch.uint8, device=f"cuda:{gpu}")  # stays in the cache
@@ -171,7 +174,7 @@ def test_trying_leaves_the_process_as_it_was(gpus):
 
 
 def test_a_warning_that_the_first_in_a_process_gets_is_no_claims(gpus):
-    """Check this on real GPUs. A claim's own warning is kept."""
+    """On real GPUs, the first use in a process may warn. A claim's own warning is kept."""
     once = (
         "Attempting to run cuBLAS, but there was no current CUDA context! "
         "Attempting to set the primary context..."

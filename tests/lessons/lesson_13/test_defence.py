@@ -141,7 +141,7 @@ def test_the_sentences_with_stand_ins_have_no_verdict_yet():
 
 
 def test_stand_ins_of_memory_differ_from_each_other():
-    """Check this because two stand-ins that always agreed would test only one thing."""
+    """Two stand-ins that always agree would test the same property twice."""
     kept = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
     for _ in range(2):
         torch.empty(5 << 20, dtype=torch.uint8, device="cuda:1")  # stays in the cache

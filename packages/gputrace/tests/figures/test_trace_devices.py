@@ -4,7 +4,7 @@ import pytest
 
 
 def replicas(trace_of, sizes):
-    """Return a trace of devices that hold these numbers of MiB."""
+    """Return a made-up trace with a device for each size in MiB, which the device holds."""
     return trace_of(
         [
             (0.1, action, 2, size, device, 1)

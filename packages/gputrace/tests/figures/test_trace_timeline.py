@@ -405,7 +405,7 @@ def test_a_part_of_the_recording(timeline, drawn, texts):
 
 
 def test_the_shares_beside_the_lanes_are_of_the_part_that_is_drawn(timeline, drawn, texts):
-    """Check a trace whose collective is hidden, and whose host waits, in one half only."""
+    """A collective is hidden, and the host waits, in only one half of the trace."""
     rows = [
         (0.0, 5.0, HOST, 0, WAIT, "synchronize device", 1, -1),
         (0.0, 2.0, 0, 0, KERNEL, "mm", 1, -1),

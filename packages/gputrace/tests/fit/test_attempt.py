@@ -184,7 +184,7 @@ READS = """
 
 @pytest.mark.slow
 def test_a_script_may_read_values_before_its_first_step(run, wish):
-    """Check that the memory does not change, and that the lines that read are named."""
+    """The memory does not change, and the page names the lines that read values."""
     reads = TRAIN.replace("loss.backward()", "reads(x, loss); loss.backward()")
     reads = reads.replace("    import sys, torch", f"    import sys, torch{READS}", 1)
     outcome, whole = run(wish(reads, 64, 9)), run(wish(TRAIN, 64, 9))
@@ -221,7 +221,7 @@ def test_a_line_that_cannot_do_without_a_value_is_named(run, wish, line, why, in
 
 @pytest.mark.slow
 def test_a_long_inference_is_measured_so_far(run, wish):
-    """Check that reading a number per sample does not count as a loop that waits."""
+    """A script that reads a number for each sample does not count as waiting."""
     infer = """
         import torch
         model, right = torch.nn.Linear(64, 64).cuda(), 0
@@ -297,7 +297,7 @@ def test_of_several_optimizers_the_first_ones_steps_count(run, wish):
 
 @pytest.mark.slow
 def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(run, wish):
-    """Check that `fit` stops such a script after some steps, which only lack the update."""
+    """`fit` stops such a script after some steps, which only lack the optimizer's update."""
     stepped = TRAIN.replace(", momentum=0.9", "").replace(
         "zero_grad()", "zero_grad(set_to_none=False)"
     )

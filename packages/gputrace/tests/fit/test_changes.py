@@ -159,7 +159,7 @@ def test_a_model_that_can_checkpoint_by_itself_does_so(tried, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_switch_that_is_on_or_refuses_or_is_inside(tried, wrapped):
-    """Check that a model with checkpointing switched on is not changed.
+    """A model with checkpointing switched on is not changed.
 
     If the model refuses, its blocks are checkpointed. A model in a wrapper is found, too.
     """

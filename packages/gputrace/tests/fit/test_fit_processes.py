@@ -74,7 +74,7 @@ class Ended:
 
 @pytest.mark.parametrize("most", [1, 4])
 def test_what_fails_beside_others_is_tried_again_alone(monkeypatch, most):
-    """Check two scripts that need the same port, and one that always fails."""
+    """Two scripts need the same port, so one fails beside the other. A third one always fails."""
     running: list[list[str]] = []
     monkeypatch.setattr(Runner, "at_once", lambda self: most)
     outcomes = {
@@ -126,7 +126,7 @@ def test_progress_of_a_slow_attempt_is_told(monkeypatch):
 
 
 def test_a_script_that_starts_processes_runs_alone_from_the_second_attempt_on(monkeypatch):
-    """Check this because its processes meet at a port, which two attempts would share."""
+    """The processes of such a script meet at a port, which two attempts would share."""
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
     runner = Runner(lambda command, output: Slow(Path(command[2]), {"processes": 2}))
     assert runner.at_once() > 1

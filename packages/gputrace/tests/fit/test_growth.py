@@ -99,7 +99,10 @@ def outcome(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", ["256", "128 if step == 0 else 256", "512 if step == 0 else 256"])
 def test_a_first_step_unlike_the_others_is_no_growth(outcome, rows):
-    """Check first steps that are larger or smaller. The optimizer makes its state in them, too."""
+    """The first step is larger or smaller than the others.
+
+    The optimizer makes its state in it, too.
+    """
     found, grows = outcome(rows)
     assert grows is None and not varies(found.peaks) and found.grows == ""
     assert found.steps == 4 and found.peaks[2] == found.peaks[3]

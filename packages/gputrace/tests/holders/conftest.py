@@ -21,8 +21,8 @@ def holders_at():
 
 @pytest.fixture
 def planted(holders_at):
-    """A function that calls `plant`, which returns an address, and lists the holders of its tensor.
+    """A function that lists the holders of a tensor that the function `plant` has made.
 
-    The variables of `plant` no longer exist then.
+    `plant` returns the tensor's address. The variables of `plant` no longer exist then.
     """
     return lambda plant, *arguments: holders_at(plant(*arguments))

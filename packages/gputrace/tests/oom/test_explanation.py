@@ -79,7 +79,7 @@ def test_too_much_live(card):
 
 
 def test_every_number_stands_in_the_message(card):
-    """Check that the numbers from the blocks equal those in PyTorch's error to the last decimal."""
+    """The numbers from the blocks equal those in PyTorch's error to the last decimal place."""
     with running_out() as trace:
         kept = [take(9) for _ in range(180)]
         del kept[::2]
@@ -204,7 +204,7 @@ def test_settings_in_force_are_not_suggested(monkeypatch, setting, suggested):
 
 
 def test_settings_that_would_not_help_are_not_suggested(card):
-    """Check blocks that share segments of 20 MiB, where no setting makes space."""
+    """The blocks share segments of 20 MiB, in which no setting makes space."""
     with running_out() as trace:
         big = take(1600)
         del big
@@ -232,7 +232,7 @@ def test_cached_by_another_stream(card):
 
 
 def test_the_stream_of_the_request_counts(card):
-    """Check the reverse case, in which the request comes from the side stream."""
+    """This is the reverse case: the request comes from the side stream."""
     with running_out() as trace:
         cached = take(1500)
         del cached
@@ -289,7 +289,7 @@ def test_a_container_knows_this_process_by_another_number(card):
 
 @pytest.mark.parametrize("caught", [False, True])
 def test_a_memory_limit(card, caught):
-    """Check that the limit is known even without the message, because the GPU had space."""
+    """The limit is known even without the error's message, because the GPU had space left."""
     torch.cuda.set_per_process_memory_fraction(0.25)
     with contextlib.suppress(torch.OutOfMemoryError), gputrace.record() as trace:
         kept = take(400)
@@ -364,7 +364,7 @@ def test_a_stored_trace_explains_the_same(card, tmp_path):
 
 
 def test_as_html(card):
-    """Check that the HTML is well formed, and that source lines are text in the font of code."""
+    """The HTML is well formed, and source lines are text in a font for code."""
     from xml.etree import ElementTree
 
     with running_out() as trace:

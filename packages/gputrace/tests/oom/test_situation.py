@@ -38,7 +38,7 @@ def test_every_number_is_read(version):
 
 
 def test_a_message_of_a_container_with_graphs():
-    """Check a published error, in which the driver's process id differs from the container's."""
+    """The error was published. In it, the driver's process id differs from the container's."""
     message = Message.read(
         "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 47.53 "
         "GiB of which 896.00 KiB is free. "

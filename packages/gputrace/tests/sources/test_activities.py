@@ -156,7 +156,7 @@ def test_a_stream_waits_until_what_was_launched_before_is_done(file):
 
 
 def test_an_event_of_an_untold_stream_is_that_of_the_stream_that_was_given_work_last(file):
-    """Check an event with stream -1, as CUPTI of CUDA 13 reports it on an H200 (torch 2.11)."""
+    """On an H200 (torch 2.11), CUPTI of CUDA 13 reports such an event with stream -1."""
     file.work("a", 1, 2, 5, stream=7)
     file.work("b", 1.5, 2, 3, stream=17)
     file.work("mine", 1.8, 2, 1, stream=13)

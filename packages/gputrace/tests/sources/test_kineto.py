@@ -77,7 +77,7 @@ class FakeProfile:
 
 @pytest.fixture
 def synchronized(monkeypatch) -> list[int]:
-    """A replacement of CUDA's profiler. The list has an entry for each wait for all GPUs."""
+    """A list that gets an entry for each wait for all GPUs. CUDA's profiler is replaced."""
     waits = []
     FakeProfile.running, FakeProfile.made = [], 0
     monkeypatch.setattr(profiler, "profile", FakeProfile)

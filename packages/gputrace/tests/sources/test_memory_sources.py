@@ -32,7 +32,7 @@ def test_a_start_that_fails_leaves_nothing_listening(machine, monkeypatch):
 
 @pytest.fixture
 def switched(machine, monkeypatch) -> list[bool]:
-    """The states of CUDA's memory history: whether it was switched on, for each switch.
+    """A list that gets True or False each time CUDA's memory history is switched on or off.
 
     The content of the history is that of the virtual GPUs.
     """
@@ -83,9 +83,9 @@ def test_a_history_that_was_on_before_stays_on(switched):
 def test_the_history_is_switched_on_and_off_in_one_thread_that_is_not_the_learners(
     switched, monkeypatch
 ):
-    """Check this because PyTorch notes what happens in the thread that switches the history on.
+    """PyTorch notes what happens in the thread that switches the history on.
 
-    Only the same thread can stop it.
+    Only the same thread can stop this.
     """
     threads = []
     monkeypatch.setattr(
@@ -115,7 +115,10 @@ def test_a_history_that_cannot_be_switched_on_leaves_no_thread(switched, monkeyp
 
 @pytest.fixture
 def contexts(switched, monkeypatch) -> list[str]:
-    """For each start of CUDA's memory history, the kind of events whose stacks were requested."""
+    """A list that gets an entry for each start of CUDA's memory history.
+
+    The entry names the events whose stacks were requested. It is "alloc" for allocations only.
+    """
     asked: list[str] = []
 
     def record(enabled=None, *, context="", **options):
@@ -143,7 +146,10 @@ def entry(action: str, line: int, time_us: float) -> dict:
     ("frees", "context", "stacks"), [(True, "all", [1, 2, 1, 1]), (False, "alloc", [1, 0, 0, 1])]
 )
 def test_a_history_without_stacks_of_frees_tells_of_none(contexts, frees, context, stacks):
-    """Check frees without a stack, to which PyTorch gives the stack of the block's allocation."""
+    """PyTorch gives a free without a stack the stack of the block's allocation.
+
+    The source must not report this stack for the free.
+    """
     source = CudaSource(StackTable(), 100, frees)
     source.start()
     told = [
@@ -235,7 +241,7 @@ def test_a_driver_that_goes_away_ends_no_recording(switched, monkeypatch):
 
 
 def test_phases_are_noted_only_once_there_is_a_clock(machine, monkeypatch):
-    """Check that another thread may already be training while the recording starts."""
+    """Another thread may already be training while the recording starts."""
     module = sys.modules["gputrace.recording"]
     look = module.held
 
@@ -283,7 +289,7 @@ def test_threads_give_each_stack_a_number_of_its_own(numbers):
 
 
 def number_in_code_of_its_own(table, name):
-    """Return the number that `table` gives a stack whose innermost code no longer exists then."""
+    """Return the number that `table` gives a stack whose innermost code object is then deleted."""
     found = []
     exec(
         compile("found.append(table.of_frame(sys._getframe()))", name, "exec"),
