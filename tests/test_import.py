@@ -193,7 +193,7 @@ def test_to_ask_for_a_result_imports_no_widget():
 
 
 def test_no_module_hides_a_public_name_of_labs():
-    """Check this because an imported module is an attribute of its package.
+    """An imported module is an attribute of its package.
 
     It would hide a function with its name.
     """

@@ -155,10 +155,7 @@ def test_a_process_that_does_not_answer_and_one_of_another_version(
 
 
 def test_a_busy_process_has_not_ended(capsys):
-    """The view of one process waits for a busy process, and says so.
-
-    Another process's view is drawn meanwhile.
-    """
+    """A process that does not answer now is reported as busy, and not as ended."""
     busy = {4711: report(4711)}, ["Processes that do not answer: 1."]
     assert top.missing(os.getpid(), busy) and not top._has_ended(os.getpid(), busy)
     assert (

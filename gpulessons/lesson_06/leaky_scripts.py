@@ -10,7 +10,7 @@ from torch import nn
 
 
 def train_and_validate(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Train a model. Return its error after each step, averaged over the steps."""
+    """Train. Return the model's error after each step, averaged over the steps."""
     error, steps = 0, 0
     for x, y in batches:
         loss = nn.functional.mse_loss(model(x), y)
@@ -23,7 +23,7 @@ def train_and_validate(model: Any, optimizer: Any, batches: Any) -> Any:
 
 
 def train_and_collect(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Train a model. Return its outputs for all rows, concatenated, on the CPU."""
+    """Train. Return the model's outputs for all rows, concatenated, on the CPU."""
     outputs = []
     for x, y in batches:
         output = model(x)
@@ -35,10 +35,7 @@ def train_and_collect(model: Any, optimizer: Any, batches: Any) -> Any:
 
 
 def train_smoothed(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Train a model. Return the smoothed loss of each step.
-
-    A smoothed loss is 0.9 of the one before and 0.1 of the loss.
-    """
+    """Train. Return the smoothed loss of each step: 0.9 of the value before and 0.1 of the loss."""
     average, curve = 0, []
     for x, y in batches:
         loss = nn.functional.mse_loss(model(x), y)
@@ -51,7 +48,7 @@ def train_smoothed(model: Any, optimizer: Any, batches: Any) -> Any:
 
 
 def train_watched(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Train a model. Return the mean activation of its hidden layer, `model[1]`, at each step."""
+    """Train. Return the mean activation of the hidden layer, `model[1]`, at each step."""
     seen, means = [], []
     for x, y in batches:
         model[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -64,10 +61,7 @@ def train_watched(model: Any, optimizer: Any, batches: Any) -> Any:
 
 
 def train_robustly(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Train a model.
-
-    Return the losses, the mean activations of `model[1]`, and the errors' texts.
-    """
+    """Train. Return the losses, the mean activations of `model[1]`, and the texts of errors."""
 
     def step(number, x, y):
         loss = nn.functional.mse_loss(model(x), y)

@@ -14,7 +14,7 @@ graphs. Each backward pass frees what it used."""
 
 
 def train_reporting(model, optimizer, batches):  # what the exercise hands out, without types
-    """Train a model. Return the largest absolute output of each step, and the mean loss."""
+    """Train. Return the largest absolute output of each step, and the mean of the losses."""
     largest, total, steps = [], 0, 0
     for x, y in batches:
         output = model(x)

@@ -252,10 +252,7 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
 
 
 def produce(queue: Any, done: Any, sizes: Any) -> None:
-    """Put a tensor of ones on the GPU into the queue for each size.
-
-    `done` is an event, for which a producer should wait before it ends.
-    """
+    """For each size, send that many ones."""
     for size in sizes:
         queue.put(torch.ones(size, device="cuda"))
 

@@ -108,9 +108,9 @@ def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
 
 
 def _save_first(case: Plain) -> None:
-    """Train for two steps on this rank alone, and save the model and its optimizer twice.
+    """Train for two steps on this rank alone, and save the model and its optimizer.
 
-    One of the two checkpoints is for the answer to overwrite.
+    The checkpoint is saved twice, under the names FIRST and ANSWER.
     """
     torch.manual_seed(case["seed"])
     model = network(case)

@@ -116,7 +116,10 @@ def _label(axes: Axes, rows: Sequence[str]) -> None:
 
 
 def _agreement(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
-    """Return how many claims had the outcome of their verdict, and on which GPU, as text."""
+    """Return a text with the number of claims that were tried.
+
+    It also says how many outcomes differ from their verdict, and on which GPU they ran.
+    """
     virtual = machine.in_use().virtual
     other = sum(not outcome.fits(claim.expected(virtual)) for claim, outcome in outcomes.items())
     return f"{len(outcomes)} tried, {other} unlike their verdict: {badge()}"

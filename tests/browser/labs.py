@@ -73,7 +73,7 @@ class Lab:
         expect(self.run).to_be_disabled()
 
     def takes(self, prediction: str, said: str = "You predict: ") -> None:
-        """Type a prediction, press Enter, and wait for a message that begins with `said`."""
+        """Type a prediction, press Enter, and wait until the lab's message matches `said`."""
         self.answer.fill(prediction)
         self.answer.press("Enter")
         self.says(said)

@@ -22,7 +22,7 @@ TOLD = (
 
 @pytest.fixture
 def page(folder, server, browser):
-    """A stored page with a lab that shows a figure."""
+    """A page of a stored notebook, with a lab that shows a figure."""
     page = browser.new_page()
     FRONT_END.open(page, server, make_notebook(folder, NAME, CELLS))
     FRONT_END.run_all(page)

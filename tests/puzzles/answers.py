@@ -245,7 +245,7 @@ def copied_with_events(batches, weight):
 
 
 def ring(batches, shape, work, count=2):
-    """Copy batches into `count` buffers in turn, and return `work(buffer, batch)` of each.
+    """Copy batches into `count` buffers in turn, and return `work(buffer)` of each batch.
 
     `shape` is the shape of a buffer.
     """
@@ -630,7 +630,7 @@ def buffers_with_one_wait_of_the_host(batches, weight):
 
 
 def buffers_with_waits_for_whole_streams(batches, weight):
-    """Let each copy wait for the product before it, so that nothing runs at the same time."""
+    """Let each copy wait for the product before it, so that nothing overlaps."""
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
     results = []

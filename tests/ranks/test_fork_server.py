@@ -177,7 +177,7 @@ def test_processes_of_a_rank(script):
 
 
 def test_where_no_server_can_be(script, monkeypatch):
-    """macOS has no server, and a server may end while it starts.
+    """There is no server on macOS, and a server may end while it starts.
 
     Processes are then started afresh.
     """

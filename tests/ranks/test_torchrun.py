@@ -302,7 +302,7 @@ def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
 
 
 def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
-    """torchrun ends rank 0 because of rank 1, and another process reports too late."""
+    """Rank 1 fails, and torchrun ends rank 0 because of it. Another process reports too late."""
     job = TorchrunJob(
         "",
         {"ranks_of_node": 3, "nodes": 1, "max_restarts": 1, "trace": False},

@@ -49,7 +49,7 @@ def test_the_figures_are_the_allocators(machine):
 
 
 def test_every_moment_is_the_allocators(machine):
-    """After each event, the trace has the number of bytes that the allocator counted then."""
+    """After each event, the trace has as many reserved bytes as the allocator counted then."""
     from virtualgpu import hardware
 
     allocator = hardware.machine().gpus[0].allocator

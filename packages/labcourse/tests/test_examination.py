@@ -64,9 +64,9 @@ def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def honest(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the observation of a right answer.
+    """Return the observation of a right answer, or that of the control if it is tried.
 
-    The control, which makes its tensor on the CPU, is observed as wrong, which is right.
+    The control makes its tensor on the CPU, which is wrong, as it should be.
     """
     return tensor_on("cpu" if question["wrong_answer"] else "cuda:0", question)
 

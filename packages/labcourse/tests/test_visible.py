@@ -110,7 +110,7 @@ LOOK = (
 
 @pytest.mark.slow
 def test_a_virtual_environment_that_is_the_courses_folder_shows_nothing_of_it(bubblewrap, tmp_path):
-    """This is the result of `python -m venv .` in the course's folder.
+    """The environment is the result of `python -m venv .` in the course's folder.
 
     Only the parts that Python needs are visible.
     """

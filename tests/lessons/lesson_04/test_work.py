@@ -24,7 +24,10 @@ def stage(gpu, layers=1, width=2048):
 
 
 def step(stages, parts):
-    """Return a training step with plain `.to` copies, for stages and a number of micro-batches."""
+    """Run a training step on two stages, with a micro-batch for each of the `parts`.
+
+    Tensors are moved with plain `.to`.
+    """
     outputs = [stages[1](stages[0](part).to("cuda:1")) for part in parts]
     torch.cat(outputs).square().mean().backward()
 

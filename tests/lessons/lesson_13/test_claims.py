@@ -174,7 +174,10 @@ def test_trying_leaves_the_process_as_it_was(gpus):
 
 
 def test_a_warning_that_the_first_in_a_process_gets_is_no_claims(gpus):
-    """On real GPUs, the first use in a process may warn. A claim's own warning is kept."""
+    """The first use of cuBLAS in a process may warn on a real GPU.
+
+    A claim's own warning is kept.
+    """
     once = (
         "Attempting to run cuBLAS, but there was no current CUDA context! "
         "Attempting to set the primary context..."

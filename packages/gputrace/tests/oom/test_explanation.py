@@ -232,7 +232,7 @@ def test_cached_by_another_stream(card):
 
 
 def test_the_stream_of_the_request_counts(card):
-    """This is the reverse case: the request comes from the side stream."""
+    """The request comes from the side stream here, in reverse to the test above."""
     with running_out() as trace:
         cached = take(1500)
         del cached
