@@ -153,7 +153,10 @@ class Lessons:
 
 
 def _right(lesson: Lesson, tries: dict[str, list[bool]]) -> list[str]:
-    """Return the exercises of a lesson that were right at least once."""
+    """Return the exercises of a lesson that were right at least once.
+
+    `tries` has a true or false for each try at an exercise.
+    """
     return [name for name in lesson.exercises if any(tries.get(name, []))]
 
 

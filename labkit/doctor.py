@@ -173,7 +173,7 @@ def ask_torch() -> Torch | None:
 
 
 def advise(facts: Facts) -> list[Advice]:
-    """Return what to do, the most important first."""
+    """Return advice on what to do about these facts, the most important first."""
     advice = _about_packages(facts)
     if facts.torch is not None:
         advice += _about_gpus(facts, facts.torch)
@@ -244,7 +244,7 @@ def _about_gpus(facts: Facts, torch: Torch) -> list[Advice]:
 
 
 def report(facts: Facts, advice: list[Advice]) -> str:
-    """Return the whole report as text."""
+    """Return the whole report as text: the facts about this machine, and the advice."""
     to_do = [f"{'!' if item.blocking else '-'} {item.text}" for item in advice]
     sections = {
         "This machine": _machine_rows(facts),
@@ -258,7 +258,10 @@ def report(facts: Facts, advice: list[Advice]) -> str:
 
 
 def runs_on(facts: Facts) -> str:
-    """Return which GPUs `labkit.use()` will give. The badges of figures also name them."""
+    """Return which GPUs `labkit.use()` will give on this machine, in words.
+
+    The badges of figures also name them.
+    """
     if facts.torch is None or not facts.torch.version:
         return "nothing yet: PyTorch is missing or does not load (see below)"
     gpus = facts.torch.gpus

@@ -85,14 +85,17 @@ def _asked(read: Callable[[Any], Found]) -> Found | Answer:
 
 
 def _names(nvml: Any) -> Answer:
-    """Return the names of all GPUs and the driver's version."""
+    """Return an `Answer` with the names of all GPUs and the driver's version.
+
+    `nvml` is the module `pynvml`.
+    """
     handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
     gpus = tuple(map(nvml.nvmlDeviceGetName, handles))
     return Answer(gpus, nvml.nvmlSystemGetDriverVersion())
 
 
 def _measure(nvml: Any) -> list[Reading]:
-    """Return the reading of each GPU."""
+    """Return the reading of each GPU. `nvml` is the module `pynvml`."""
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)

@@ -100,7 +100,11 @@ def _take_over(file: Path) -> None:
 
 
 def add(what: str, passed: bool) -> None:
-    """Add a try at an exercise or a lab, and store it. If it cannot be stored, warn."""
+    """Add a try at an exercise or a lab, and store it.
+
+    `what` is the exercise or the lab, and `passed` says whether the try was right. If the try
+    cannot be stored, warn.
+    """
     tries[what].append(passed)
     file = path()
     if file is None:
@@ -134,5 +138,5 @@ def _save(file: Path) -> None:
 
 
 def _warn(sentence: str) -> None:
-    """Warn at the line of the notebook that called labkit."""
+    """Show a warning with this sentence at the line of the notebook that called labkit."""
     warnings.warn(sentence, stacklevel=5)

@@ -82,7 +82,7 @@ def solution_lines(solution: Mapping[str, Any]) -> int:
 
 
 def minutes(cells: Cells) -> float:
-    """Estimate the minutes of a learner who makes the predictions and does the exercises."""
+    """Estimate the minutes that a learner needs for the cells, with predictions and exercises."""
     solutions = [cell for cell in cells if "solution" in tags(cell)]
     return (
         words(cells) / WORDS_PER_MINUTE
@@ -94,7 +94,7 @@ def minutes(cells: Cells) -> float:
 
 
 def sittings(cells: Cells) -> list[list[Any]]:
-    """Split a lesson at its breaks. A lesson without a break is one sitting."""
+    """Split the cells of a lesson at its breaks. A lesson without a break is one sitting."""
     parts: list[list[Any]] = [[]]
     for cell in cells:
         if cell["cell_type"] == "markdown" and text(cell).startswith((BREAK, FURTHER_BREAK)):

@@ -65,7 +65,10 @@ def _print(lines: list[str]) -> int:
 
 
 def missing(pid: int | None, answers: Answers) -> str:
-    """Return why a process cannot be shown, or "" if it answers or none is asked for."""
+    """Return why the process `pid` cannot be shown, or "".
+
+    The text is "" if the process answers, or if `pid` is None.
+    """
     reports, remarks = answers
     if pid is None or pid in reports:
         return ""
@@ -79,7 +82,10 @@ def missing(pid: int | None, answers: Answers) -> str:
 
 
 def _has_ended(pid: int | None, answers: Answers) -> bool:
-    """Return whether a process has ended. One that is busy does not answer, either."""
+    """Return whether the process `pid` has ended.
+
+    A missing answer is not enough, because a busy process does not answer, either.
+    """
     reports, remarks = answers
     if pid is None or pid in reports:
         return False

@@ -98,9 +98,10 @@ def _collected(
 ) -> dict[int, tuple[str, Any]]:
     """Return what each rank reported before its time limit, by rank.
 
-    When a rank has returned, the others have `patience` seconds left. Ranks share their
-    collectives, so they end at about the same time. When a rank has failed, the others have only
-    MOMENT seconds left, because their results no longer matter.
+    Reports come in on `lines`, which has a connection for each rank. When a rank has returned, the
+    others have `patience` seconds left. Ranks share their collectives, so they end at about the
+    same time. When a rank has failed, the others have only MOMENT seconds left, because their
+    results no longer matter.
     """
     told: dict[int, tuple[str, Any]] = {}
     ends = [process.sentinel for process in processes]

@@ -235,7 +235,10 @@ class Lab(panel.ExperimentPanel):
 
 
 def _good(prediction: float, measured: float, within: float) -> bool:
-    """Return whether two negative numbers differ by at most this factor."""
+    """Return whether two negative numbers differ by at most the factor `within`.
+
+    The result is False if one of the numbers is not negative.
+    """
     return prediction < 0 and measured < 0 and 1 / within <= prediction / measured <= within
 
 

@@ -114,7 +114,10 @@ def plotted(
     title: str | None = None,
     prediction: tuple[Any, float] | None = None,
 ) -> Figure:
-    """Draw the result, and the recording as dashed lines. `Result.plot` describes the arguments."""
+    """Draw the result as lines, and the recording, if there is one, as dashed lines.
+
+    `Result.plot` describes the other arguments.
+    """
     if not result.rows:
         raise ValueError(f"{result.name} has no rows to draw")
     result.column(x)
@@ -258,7 +261,10 @@ def _only_other(result: ResultData, x: str) -> str | None:
 
 
 def _check_one_row_per_point(result: ResultData, x: str, by: str | None) -> None:
-    """Raise ValueError if two rows have the same `x` on one line."""
+    """Raise ValueError if two rows have the same `x` on one line.
+
+    `by` is the column that decides on which line a row is.
+    """
     seen = set()
     for row in result.rows:
         point = (repr(row[x]), repr(_line_of(row, by)))
@@ -281,7 +287,10 @@ def _check_one_row_per_point(result: ResultData, x: str, by: str | None) -> None
 
 
 def _places(result: ResultData, recorded: ResultData | None, x: str) -> list[Any]:
-    """Return the values of `x` that rows have, in the order of the grid."""
+    """Return the values of `x` in the rows of the result and of the recording.
+
+    They are in the order of the grid.
+    """
     rows = list(result.rows)
     if recorded is not None:
         rows += recorded.rows
@@ -301,10 +310,11 @@ def lines_of(
     places: list[Any],
     first: Any,
 ) -> list[Line]:
-    """Return the lines, with their points in the order of `places`.
+    """Return the lines of the figure, with their points in the order of `places`.
 
-    A speed-up compares with the place `first`. A line that has no row there is left out. A point
-    whose value is not a finite number is left out, too.
+    `by` is the column that decides on which line a row is. A speed-up compares with the place
+    `first`. A line that has no row there is left out. A point whose value is not a finite number is
+    left out, too.
     """
     groups: dict[Any, list[Row]] = {}
     for row in sorted(result.rows, key=lambda row: places.index(row[x])):
@@ -322,7 +332,10 @@ def lines_of(
 
 
 def _line_of(row: Row, by: str | None) -> Any:
-    """Return the value that decides on which line the row is, or None if there is one line."""
+    """Return the value of a row in the column `by`, which decides on which line the row is.
+
+    Return None if `by` is None, because there is only one line then.
+    """
     return row[by] if by is not None else None
 
 
@@ -335,7 +348,10 @@ def _line_name(result: ResultData, by: str | None, value: Any) -> str:
 def _left_out(
     result: ResultData, x: str, by: str | None, quantity: Quantity, lines: list[Line], first: Any
 ) -> list[str]:
-    """Return notes that say which points and lines are not drawn, and why."""
+    """Return notes that say which points and lines are not drawn, and why.
+
+    `lines` are the drawn lines. The other arguments are those of `lines_of`.
+    """
     drawn = {line.value: [place for place, _ in line.points] for line in lines}
     whole_lines, points = [], []
     for row in result.rows:
@@ -618,7 +634,10 @@ def _change(line: Line, quantity: Quantity) -> str:
 
 
 def _range(values: list[float], x: str, last: str, quantity: Quantity) -> str:
-    """Return a text with the smallest and the largest value at the last x."""
+    """Return a text with the smallest and the largest value of a quantity at the last x.
+
+    `x` is the name of the axis, and `last` is its last value as text.
+    """
     both = f"{quantity.text(min(values))} to {quantity.text(max(values))}"
     return f"{_name(quantity.name)} at {_name(x)} {last}: {both}"
 
@@ -648,7 +667,10 @@ def _at(x: str, unit: str, place: Any) -> str:
 
 
 def _in_words(lines: list[Line], x: str, unit: str, quantity: Quantity) -> str:
-    """Return a sentence with all numbers of the lines."""
+    """Return a sentence with all numbers of the lines.
+
+    `x` and `unit` are the name of the x axis and the unit of its values.
+    """
     parts = []
     for line in lines:
         points = ", ".join(

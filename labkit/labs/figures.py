@@ -33,7 +33,7 @@ def add_line(
 ) -> list[tuple]:
     """Draw a line, and return its last point with the label and the colour for `label_ends`.
 
-    The list is empty if there are no points.
+    The list is empty if there are no points. `dashes` is the line style: "-" for a solid line.
     """
     if not x:
         return []

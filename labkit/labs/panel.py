@@ -526,8 +526,9 @@ class ExperimentPanel(Panel):
 def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
     """Return a list widget with a description, from which the learner chooses an option.
 
-    Numbers are chosen from a list too, because the handle of an ipywidgets slider has no name for
-    screen readers. Raises ValueError if the value is not among the options.
+    `value` is chosen at first, and `width` is the width in CSS. Numbers are chosen from a list too,
+    because the handle of an ipywidgets slider has no name for screen readers. Raises ValueError if
+    the value is not among the options.
     """
     return widgets.Dropdown(
         options=options,

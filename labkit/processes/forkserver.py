@@ -309,7 +309,10 @@ os.register_at_fork(after_in_child=_forget_server)
 
 
 def _fork_on_request(line: socket.socket) -> list[int]:
-    """Fork whenever a process asks for it. Return only in a copy, with the files for the copy."""
+    """Fork whenever a process asks for a copy on the connection `line`.
+
+    Return only in a copy, with the files that the caller sent for it.
+    """
     # For each running copy, a file descriptor that is ready when the copy has ended, the copy's
     # number, and the connection to the process that asked for it.
     running: dict[int, tuple[int, int]] = {}

@@ -64,7 +64,10 @@ def receive(connection: socket.socket, recv: Receive = socket.socket.recv) -> An
 
 
 def _received(connection: socket.socket, count: int, recv: Receive) -> bytes:
-    """Return exactly `count` bytes."""
+    """Return exactly `count` bytes from a connection.
+
+    `recv` is the function that receives bytes.
+    """
     received = bytearray()
     while len(received) < count:
         data = recv(connection, min(count - len(received), 1 << 20))

@@ -99,7 +99,7 @@ def copied(function: Callable[..., Any]) -> bytes:
 
 
 def judged(known: Puzzle, own: Attempt) -> Judgement:
-    """Judge what a function did in its attempt."""
+    """Return the judgement on what a function did in its attempt at a puzzle."""
     if own.trace is None:
         return Judgement(NOT_RUN, f"Not yet: {own.trouble}")
     score = known.score.read(own.trace)

@@ -65,9 +65,9 @@ class ThreadLeftError(Exception):
 def attempts(
     name: str, function: Callable[..., Any], with_original: bool
 ) -> tuple[Attempt | None, Attempt]:
-    """Run a function, and before it the puzzle's original function if that is asked for.
+    """Run a function, and before it the puzzle's original function if `with_original` is set.
 
-    Return what each of them did.
+    `name` is the name of the puzzle. Return what each of the functions did.
     """
     puzzle = find(name)
     original = None
@@ -130,9 +130,10 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
 
 
 def _first_call(function: Callable[..., Any], puzzle: Puzzle, seed: int, left: list[str]) -> int:
-    """Call the function as `_call` does, and return how many tensors on GPUs it keeps.
+    """Call a function for the first time, and return how many tensors on GPUs it keeps.
 
-    The call that counts could use work that is stored there, such as a captured graph.
+    The call that counts could use work that is stored there, such as a captured graph. `left` gets
+    sentences about what the call changed.
     """
     before = len(tensors.alive().storages)
     _call(Followed(_with_threads_ended(function)), _given(puzzle, seed), left)
@@ -182,7 +183,10 @@ def _given(puzzle: Puzzle, seed: int) -> tuple[Any, ...]:
 def _recorded_call(
     function: Callable[..., Any], given: tuple[Any, ...], left: list[str]
 ) -> tuple[Trace, list[Result]]:
-    """Call the function as `_call` does, and return the recording and the results."""
+    """Call the function with `given`, record the call, and return the recording and the results.
+
+    `left` gets sentences about what the call changed.
+    """
     traces = []
 
     followed = _with_threads_ended(function)
@@ -329,7 +333,10 @@ def _first_apart(found: list[Result], expected: list[Result], tolerance: float) 
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """Return which elements differ by more than the tolerance times the largest element."""
+    """Return which elements of two tensors differ, in words.
+
+    A difference counts if it exceeds the tolerance times the largest element.
+    """
     if not other.is_floating_point():
         return one != other
     one, other = one.double(), other.double()

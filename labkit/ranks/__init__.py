@@ -197,7 +197,10 @@ def cell_request(
 
 
 def _refuse_options_of_several_ranks(ranks: Any, max_restarts: Any, devices: Any) -> None:
-    """Raise ValueError if an option was chosen that has no meaning for a single simulated rank."""
+    """Raise ValueError if one of these options was chosen for a single simulated rank.
+
+    The options have a meaning only for several ranks.
+    """
     unfit = []
     if ranks != RANKS:
         unfit.append("ranks=")

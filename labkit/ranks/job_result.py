@@ -113,7 +113,7 @@ def trace_of(job: TorchrunJob) -> "Trace | None":
 
 
 def _restarts(job: TorchrunJob) -> list[str]:
-    """Return why each attempt but the last one failed."""
+    """Return a sentence for each attempt of a job but the last one, which says why it failed."""
     sentences = []
     for attempt in range(len(job.attempts()) - 1):
         process = job.first_failed(attempt)
@@ -185,7 +185,7 @@ def _too_late(job: TorchrunJob, timeout: float | None) -> TorchrunError:
 
 
 def _last_line(job: TorchrunJob, process: RankProcess) -> str:
-    """Return in words which line of the script a rank ran when it was stopped."""
+    """Return in words which line of the script a rank's process ran when it was stopped."""
     if process.rank not in job.stacks:
         return "had ended"
     script = job.request["script"]

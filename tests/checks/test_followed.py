@@ -21,7 +21,10 @@ def gpus():
 
 
 def told(answer, *given, alters=()) -> str:
-    """Return the verdict when a check gives these inputs to an answer."""
+    """Return the verdict when a check gives the inputs `given` to an answer.
+
+    `alters` says what the answer may change.
+    """
 
     def observe(followed, _):
         with torch.cuda.device(1):

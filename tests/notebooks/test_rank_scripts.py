@@ -79,7 +79,10 @@ def imported(source):
 
 
 def torchrun(folder, source, count, on_cpus, arguments=(), **environment):
-    """Return the lines that the ranks of a script print under PyTorch's own torchrun."""
+    """Return the lines that the ranks of a script print under PyTorch's own torchrun.
+
+    `count` is the number of ranks. With `on_cpus`, the ranks see no GPU.
+    """
     (folder / "train.py").write_text(source)
     start = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
     inherited = {

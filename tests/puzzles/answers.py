@@ -231,7 +231,7 @@ def _copied_into_one_tensor(batches, weight):
 
 
 def copied_with_events(batches, weight):
-    """Launch all copies first. An event after each tells its product to start."""
+    """Launch all copies first. Each product waits for an event after its copy."""
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     copies, results = [], []
     with torch.cuda.stream(side):
@@ -419,7 +419,7 @@ def _layers_freed_in_order(rows, weights):
 
 
 def _step(weights, batch):
-    """Change the weights in place by one step of training."""
+    """Change the weights in place by one training step on a batch."""
     rows = batch
     for weight in weights:
         rows = (rows @ weight).tanh()
@@ -430,7 +430,10 @@ def _step(weights, batch):
 
 
 def _trained_with_a_graph(weights, batches, warm_up=0):
-    """Train with a graph of one step, after some steps before the capture."""
+    """Return trained weights. A graph of one step is captured after `warm_up` ordinary steps.
+
+    The graph is replayed for each batch.
+    """
     weights = [weight.clone().requires_grad_() for weight in weights]
     batch = batches[0].clone()
     if warm_up:
@@ -800,7 +803,7 @@ def clipped_with_storages(gradients):
 
 
 def clipped_after_polling(gradients):
-    """Ask an event again and again whether the norms have arrived."""
+    """Clip the gradients after asking an event again and again whether their norms have arrived."""
     norms = torch.empty(len(gradients), pin_memory=True)
     for norm, gradient in zip(norms, gradients, strict=True):
         norm.copy_(gradient.norm(), non_blocking=True)

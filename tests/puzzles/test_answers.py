@@ -23,7 +23,7 @@ each_puzzle = pytest.mark.parametrize("name", NAMES)
 
 @pytest.fixture(autouse=True)
 def virtual_gpus(request):
-    """Put the GPUs of the puzzle in use."""
+    """Use the virtual GPUs that the puzzle of the test needs."""
     puzzle = find(request.node.callspec.params["name"])
     with machines.use(gpus=puzzle.gpus, like=puzzle.like):
         yield

@@ -24,9 +24,9 @@ WORK = [
 
 
 def step(count=2, work=WORK, **parameters) -> Result:
-    """Return a step of 8 ms in which a rank computes for 6 ms and sends for 3 ms.
+    """Return a made-up step of 8 ms on `count` ranks.
 
-    The rank also computes during 1 ms of the sending.
+    Each rank computes for 6 ms and sends for 3 ms. It also computes during 1 ms of the sending.
     """
     rows = [
         {

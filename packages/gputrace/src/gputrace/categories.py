@@ -44,7 +44,14 @@ _MAKES_BUCKETS = {"_ddp_init_helper", "_pre_forward"}
 
 
 def held(objects: list[Any], living: Living) -> CategoryAt:
-    """Return the category of each storage that is alive, from the objects that hold it."""
+    """Return the category of each storage that is alive, from the objects that hold it.
+
+    The category is OTHER if no holder shows what the storage is for.
+
+    Args:
+        objects: the objects that the garbage collector tracks, or the relevant ones of them.
+        living: the storages and links that were found from these objects.
+    """
     gradients = {id(gradient) for _, gradient, how in living.links if how == "grad"}
     buffers: set[int] = set()
     for module in of_kind(objects, torch.nn.Module):

@@ -39,7 +39,10 @@ RANKS_NEEDED = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run the command that the arguments name, and return its exit status.
+
+    By default, the arguments are those of the process.
+    """
     return run_command(parser(), arguments)
 
 

@@ -94,7 +94,7 @@ class Comparison:
 
 
 def _finding(before: "TraceData", after: "TraceData") -> str:
-    """Return the change of the peak and of the time, in a sentence."""
+    """Return a sentence about the change of the peak and of the time between two traces."""
     peak = _change("The peak", before.peak, after.peak, units.byte_text)
     time = _change("the time", before.end, after.end, units.time_text)
     said = f"{peak}, and {time}."
@@ -125,7 +125,7 @@ def _change(
 
 
 def _totals(before: "TraceData", after: "TraceData") -> Table:
-    """Return a table of the peak and the time of each device."""
+    """Return a table of the peak and the time of each device, in both traces."""
     rows = []
     for device in sorted({*before.peaks, *after.peaks}):
         was, now = before.peaks.get(device, 0), after.peaks.get(device, 0)

@@ -71,9 +71,10 @@ def record(
 def record_and_measure(
     max_events: int = MAX_EVENTS, *, timeline: bool | None = None
 ) -> AbstractContextManager[Trace]:
-    """Record as `record` does, and measure this computer's time, which no run repeats exactly.
+    """Record as `record` does, and also measure this computer's time.
 
-    `trace.computers` has the measurement.
+    The arguments are those of `record`. `trace.computers` has the measurement, which differs from
+    run to run.
     """
     return _recorded(max_events, timeline, measures=True)
 
@@ -82,7 +83,8 @@ def record_and_measure(
 def _recorded(max_events: int, timeline: bool | None, measures: bool) -> Iterator[Trace]:
     """Record a block, and fill its trace when it ends.
 
-    `measures` says whether to measure this computer's time as well.
+    The first two arguments are those of `record`. `measures` says whether to measure this
+    computer's time as well.
     """
     recording = _Recorder(max_events, timeline, measures)
     trace = Trace.__new__(Trace)  # it has no attributes until the block has ended

@@ -178,7 +178,10 @@ class Replay:
         return rest > SMALL_SIZE and rounded < self._settings.max_split_size
 
     def _join(self, address: int, size: int, expandable: bool = False, stream: int = 0) -> None:
-        """Add a free block, merged with its free neighbours in the same segment."""
+        """Add a free block, merged with its free neighbours in the same segment.
+
+        If the block is `expandable` and starts a new segment, the segment belongs to `stream`.
+        """
         before = self._ends.get(address)
         if before is not None and address not in self._segments:
             size += self._take(before)
@@ -196,7 +199,7 @@ class Replay:
             self._segments[address] = RecordedSegment(-1, address, 0, stream, False, True)
 
     def _give_back(self, address: int, size: int) -> None:
-        """Remove bytes from the free block that contains them."""
+        """Remove `size` bytes at an address from the free block that contains them."""
         for start, whole in list(self._free.items()):
             if start <= address and address + size <= start + whole:
                 self._take(start)

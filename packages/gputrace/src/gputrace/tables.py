@@ -65,12 +65,12 @@ class Tabulated:
 
 
 def _head_cell(text: str, style: str) -> str:
-    """Return a cell of the header in HTML."""
+    """Return a cell of a table's header in HTML. `style` is its CSS style."""
     return f'<th scope="col" style="{style}">{escape(text)}</th>'
 
 
 def _body_cell(text: str, style: str) -> str:
-    """Return a cell of a row in HTML."""
+    """Return a cell of a table's row in HTML. `style` is its CSS style."""
     return f'<td style="{style}">{escape(text)}</td>'
 
 

@@ -17,7 +17,7 @@ def number_text(value: float, digits: int = 4) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things, such as "1 block" or "2 blocks"."""
+    """Write a number with its noun, such as "1 block" or "2 blocks"."""
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}s"

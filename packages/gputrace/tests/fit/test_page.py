@@ -17,7 +17,7 @@ WISH = Wish("train.py", [], False, "T4", 4)
 
 
 def run_by(monkeypatch: pytest.MonkeyPatch, run: Callable[[Wish], Outcome]) -> None:
-    """Let the function `run` make the attempts."""
+    """Let the function `run` make the attempts instead of processes."""
     monkeypatch.setattr(
         "gputrace.fit.processes.Runner.run_all",
         lambda runner, wishes: [(wish, run(wish)) for wish in wishes],

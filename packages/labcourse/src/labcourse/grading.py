@@ -82,7 +82,7 @@ class Store:
         return [self._figure(lab, student, number) for number in range(1, count + 1)]
 
     def _figure(self, lab: str, student: str, number: int) -> Path:
-        """Return the path of a figure."""
+        """Return the path of the image with this number that a submission's cells drew."""
         return self.folder / "figures" / lab / f"{student}-{number}.png"
 
     def _resources(self, lab: str, student: str) -> Path:
@@ -123,7 +123,7 @@ class Store:
 
 
 def as_json(content: Any) -> bytes:
-    """Return JSON with sorted keys, in UTF-8."""
+    """Return the content as JSON with sorted keys, in UTF-8."""
     text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
     return f"{text}\n".encode()
 
@@ -146,7 +146,10 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(submission: Submission, lab: Assignment, course: Course) -> str:
-    """Return a digest of everything that a result depends on, except the kind of sandbox."""
+    """Return a digest of everything that a submission's result depends on.
+
+    The kind of sandbox is not part of it.
+    """
     parts: list[Any] = [
         submission.student,
         submission.digest,
@@ -405,7 +408,11 @@ _on_worker = threading.local()
 def grade_on_worker(
     course: Course, given: HandedOut, submission: Submission, sandbox: str | None
 ) -> Graded:
-    """Grade one submission on a Dask worker. Each thread keeps its sandbox for the next one."""
+    """Grade one submission on a Dask worker, and return the result.
+
+    Each thread of a worker keeps its sandbox for the next submission. `given` are the handed-out
+    cells, and `sandbox` is the name of a backend.
+    """
     key = (course.limits, sandbox)
     if getattr(_on_worker, "key", None) != key:
         if hasattr(_on_worker, "sandbox"):

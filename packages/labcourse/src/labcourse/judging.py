@@ -14,5 +14,8 @@ CHECKS = checks.with_variants()  # imported now, because the time of a call is l
 
 
 def verdict(number: str, observation: dict[str, Any], inputs: Any) -> Verdict:
-    """Judge one observation of an answer to the exercise `number`."""
+    """Judge one observation of an answer to the exercise `number`.
+
+    `inputs` are those of the try in which the answer was observed.
+    """
     return checking.judge(CHECKS[number], observation, inputs)

@@ -115,7 +115,10 @@ class LimitedProcess:
         return result
 
     def _answer(self, request: bytes, about: str) -> Any:
-        """Send a pickled call to the process. Return whether it succeeded, and its result."""
+        """Send a pickled call to the process. Return whether the call succeeded, and its result.
+
+        `about` says in reports what the call does.
+        """
         connection = self._connected()
         try:
             connection.send_bytes(request)
@@ -172,7 +175,10 @@ def serve(seconds: str, memory: str, fileno: str) -> None:
 
 
 def _called(function: Callable[..., Any], arguments: tuple[Any, ...], memory: int) -> bytes:
-    """Call a function. Return, pickled, whether it succeeded, and its result or its exception."""
+    """Call a function on these arguments, with a limit of memory in bytes.
+
+    Return, pickled, whether the call succeeded, and its result or its exception.
+    """
     try:
         with _limited(memory):
             answer = pickle.dumps((True, function(*arguments)))

@@ -91,7 +91,10 @@ def read_dates(path: Path) -> Dates:
 
 
 def _rows(path: Path, needed: Iterable[str]) -> list[dict[str, str]]:
-    """Read the rows of a table. Return none if the file does not exist."""
+    """Read the rows of a table, which must have the columns `needed`.
+
+    Return none if the file does not exist.
+    """
     if not path.exists():
         return []
     return tables.read(path, needed)
@@ -155,7 +158,7 @@ def add_marks(record: dict[str, Any], course: Course, written: Marks) -> dict[st
 
 
 def late_days(record: dict[str, Any], course: Course) -> int:
-    """Count the days begun since the due date.
+    """Count the days that have begun between the due date and the arrival of a submission.
 
     Return 0 if there is no due date, or if nobody says when the submission arrived. The time of a
     file does not say it.

@@ -69,7 +69,10 @@ def named(top: str, is_folder: bool) -> Named:
 
 
 def _readings(top: str, is_folder: bool) -> Iterator[Named]:
-    """Yield each possible reading of a name as one that a platform wrote."""
+    """Yield each possible reading of a name as one that a platform wrote.
+
+    `top` is the name of a file or folder at the top of a download.
+    """
     if match := MOODLE.fullmatch(top):
         for student in MOODLE_MARK.findall(top):
             yield Named(student, "Moodle", match["owner"])

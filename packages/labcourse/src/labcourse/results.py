@@ -122,7 +122,10 @@ def write(
 
 
 def _arrival(item: Submission, corrected: marks.Dates) -> dict[str, Any]:
-    """Return when a submission arrived, and the source of this time, for its record."""
+    """Return when a submission arrived, and the source of this time, for its record.
+
+    `corrected` are the times according to the instructor, which have precedence.
+    """
     arrival = {
         "received": item.received,
         "known_from": item.known_from,
@@ -213,7 +216,10 @@ def _by_student(essences: list[dict[str, Any]]) -> dict[str, dict[str, dict[str,
 
 
 def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """Yield one record after another, so that the whole class need not be in memory."""
+    """Yield the records with these (lab, student) keys one after another.
+
+    So the records of the whole class need not be in memory.
+    """
     for lab, student in keys:
         record = store.record(lab, student)
         assert record is not None  # the keys are those of graded submissions
@@ -221,7 +227,10 @@ def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, An
 
 
 def _remove_others(store: Store, keys: set[tuple[str, str]]) -> None:
-    """Remove the results of an earlier grading for submissions that no longer exist."""
+    """Remove results of an earlier grading whose submissions no longer exist.
+
+    `keys` are the (lab, student) of the submissions that exist.
+    """
     for path in (store.folder / "records").glob("*/*.json"):
         if (path.parent.name, path.stem) not in keys:
             store.remove(path.parent.name, path.stem)
@@ -339,7 +348,10 @@ def _essence(record: dict[str, Any], course: Course) -> dict[str, Any]:
 
 
 def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Count the verdicts on an exercise, and find the most frequent message to wrong answers."""
+    """Count the verdicts on the exercise `number` in the records of a lab.
+
+    Also find the most frequent message to wrong answers.
+    """
     results = []
     for record in records:
         results += [result for result in record["exercises"] if result["number"] == number]
@@ -473,7 +485,10 @@ def _compared(
     records: Iterator[dict[str, Any]],
     process: LimitedProcess,
 ) -> dict[str, Compared]:
-    """Compare the answers to each exercise and each question of a lab."""
+    """Compare the answers to each exercise and each question of a lab.
+
+    `records` are those of the lab's submissions. Answers are read in the limited `process`.
+    """
     solutions, stubs = release.solutions(course, lab), release.stubs(course, lab)
     names = {item.number: item.name for item in lab.exercises if not item.is_puzzle}
     answers: dict[str, dict[str, Normal]] = {number: {} for number in names}

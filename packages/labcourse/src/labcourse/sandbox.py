@@ -204,7 +204,7 @@ class Sandbox:
         self.group = ControlGroup.around(self._server.pid, self.limits.memory)
 
     def fork(self, fds: list[int]) -> None:
-        """Ask the fork server for a process with these open files."""
+        """Ask the fork server for a new process that has these open files."""
         limits = self.limits
         request = {
             "memory": limits.memory,

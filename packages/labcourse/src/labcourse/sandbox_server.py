@@ -287,7 +287,7 @@ def state(is_first: bool) -> dict[str, Any]:
 
 
 def _emptied(folder: Path, mode: int) -> bool:
-    """Empty a folder and restore its permissions.
+    """Empty a folder, and set its permissions to `mode`.
 
     Return False if that fails. Then this sandbox is not used again.
     """

@@ -16,7 +16,8 @@ def links_of(trace: "TraceData", rows: Rows, collectives: list[Collective]) -> l
     """Return the lines between lanes. Times are in nanoseconds from the start of the recording.
 
     Each end of a line has the number of its lane, and when its span started and ended. A race has
-    all ends that have a lane, so its line may be missing. Its `number` counts from 1.
+    all ends that have a lane, so its line may be missing. Its `number` counts from 1. `rows` has
+    the number of each lane.
     """
     links: list[Link] = []
     for number, race in enumerate(trace.races, 1):

@@ -161,7 +161,10 @@ def _finding(canvas: Canvas) -> str:
 
 
 def new_canvas(title: str, rows: int = 1) -> list[Any]:
-    """Return a white figure with a title, and its axes, one below the other."""
+    """Return a white figure with a title, and a list of its axes.
+
+    There are `rows` axes, one below the other.
+    """
     canvas = Canvas(figsize=SIZE, facecolor="white")
     # Space for ticks with units on the left, names of lines on the right, and the badge below.
     margins = {"left": 0.14, "right": 0.78, "bottom": 0.19, "top": 0.89, "hspace": 0.25}
@@ -182,7 +185,10 @@ def add_title(canvas: Canvas, title: str) -> None:
 
 
 def binary_scale(axes: Axes, label: str, text: Callable[[float], str], most: int) -> None:
-    """Make the x axis logarithmic, with at most `most` ticks at powers of two."""
+    """Make the x axis logarithmic, with at most `most` ticks at powers of two.
+
+    `label` is the label of the axis, and `text` writes the value at a tick.
+    """
     axes.set_xscale("log", base=2)
     low, high = (math.log2(limit) for limit in axes.get_xlim())
     for every in (1, 2, 4, 8, 16):
@@ -196,7 +202,8 @@ def binary_scale(axes: Axes, label: str, text: Callable[[float], str], most: int
 def decimal_scale(axes: Axes, label: str, text: Callable[[float], str]) -> None:
     """Make the y axis logarithmic, with ticks at powers of ten.
 
-    If it spans fewer than three powers, there are also ticks at 2 and 5 times them.
+    If it spans fewer than three powers, there are also ticks at 2 and 5 times them. `label` is the
+    label of the axis, and `text` writes the value at a tick.
     """
     axes.set_yscale("log")
     low, high = axes.get_ylim()
@@ -259,7 +266,7 @@ def add_badge(canvas: Canvas, badge: str) -> None:
 def byte_ticks(axes: Axes, top: float, most: int, zero: bool = True) -> None:
     """Set ticks on a linear y axis from 0 to `top` bytes, at round numbers of a binary unit.
 
-    With `zero=False`, there is no tick at 0.
+    There are at most `most` ticks. With `zero=False`, there is no tick at 0.
     """
     size, unit = units.byte_unit(top)
     axes.set_ylim(0, top)
@@ -272,7 +279,10 @@ def byte_ticks(axes: Axes, top: float, most: int, zero: bool = True) -> None:
 
 
 def binary_ticks(axes: Axes, end: float, most: int = 8) -> None:
-    """Set ticks on a linear x axis from 0 to `end` bytes, at multiples of a power of two."""
+    """Set ticks on a linear x axis from 0 to `end` bytes, at multiples of a power of two.
+
+    There are at most `most` ticks.
+    """
     step = 2 ** math.ceil(math.log2(end / most))
     ticks = [step * index for index in range(int(end / step) + 1)]
     axes.set_xticks(ticks, [units.byte_text(tick) if tick else "0" for tick in ticks])

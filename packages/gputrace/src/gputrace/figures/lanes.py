@@ -229,7 +229,11 @@ def _joined(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _columns(start: np.ndarray, end: np.ndarray, low: float, width: float) -> np.ndarray:
-    """Return a box (x, width, height) for each column with spans. The spans do not overlap."""
+    """Return a box (x, width, height) for each column that contains spans.
+
+    The spans must not overlap. `low` is the left edge of the picture, and `width` the width of a
+    column, both in seconds.
+    """
     if not len(start):
         return np.zeros((0, 3))
     first, last = int((start[0] - low) / width), int((end[-1] - low) / width) + 1
@@ -298,7 +302,7 @@ def short_name(name: str) -> str:
 
 
 def shade(axes: Axes, count: int) -> None:
-    """Draw a faint background for each lane."""
+    """Draw a faint background for each of `count` lanes."""
     for row in range(count):
         low, high = row + (1 - FILLED) / 2, row + (1 + FILLED) / 2
         axes.axhspan(low, high, color=GREY, alpha=0.22, linewidth=0, zorder=1)

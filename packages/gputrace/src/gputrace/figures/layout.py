@@ -125,7 +125,10 @@ def _usual_block(segments: list[RecordedSegment]) -> int:
 
 
 def _without_smallest(groups: list[list[RecordedSegment]], width: int, most: float) -> Page:
-    """Lay out as many of the largest segments as fit: first one of each group, then the others."""
+    """Lay out as many of the largest segments as fit into `most` lines of `width` bytes.
+
+    The largest segment of each group comes first, and then the others.
+    """
     first = [group[0] for group in groups]
     others = [segment for group in groups for segment in group[1:]]
     order = []

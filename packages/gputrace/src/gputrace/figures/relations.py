@@ -114,7 +114,10 @@ def draw_collectives(
 def draw_races(
     axes: Axes, races: list[RecordedRace], lanes: list[Lane], window: tuple[float, float]
 ) -> None:
-    """Draw red frames around the two launches of each race, a line between them, and its number."""
+    """Draw a red frame around both launches of each race, a line between them, and a number.
+
+    `lanes` are the lanes of the figure, and `window` is the interval that it shows, in seconds.
+    """
     for number, race in enumerate(races, 1):
         ends = [_drawn_at(side, lanes) for side in (race.first, race.second)]
         for drawn in ends:

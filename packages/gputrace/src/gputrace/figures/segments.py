@@ -145,7 +145,7 @@ def _just_refused(trace: "TraceData", count: int, device: int) -> int:
 
 
 def _sizes(segments: list[RecordedSegment], state: str) -> list[int]:
-    """Return the sizes of all blocks in a state."""
+    """Return the sizes of all blocks of these segments that are in a state, such as "free"."""
     blocks = [block for segment in segments for block in segment.blocks]
     return [block.size for block in blocks if block.state == state]
 
@@ -309,7 +309,10 @@ def _write_sizes(axes: Axes, boxes: list[Box], points: float) -> None:
 
 
 def _caption(pages: list[Page]) -> str:
-    """Return the text below the axes, which explains the lines and says what is left out."""
+    """Return the text below the axes, which explains the lines and says what is left out.
+
+    `pages` are the layouts of the pools.
+    """
     hidden = [segment for page in pages for segment in page.left_out]
     if hidden:
         held = units.byte_text(sum(segment.size for segment in hidden))
@@ -322,7 +325,7 @@ def _caption(pages: list[Page]) -> str:
 
 
 def _add_legend(canvas: Canvas, segments: list[RecordedSegment], y: float) -> None:
-    """Draw a legend of the kinds that occur, in two rows below the axes."""
+    """Draw a legend of the kinds of blocks that occur, in two rows at the height `y`."""
     there = {_kind(block) for segment in segments for block in segment.blocks}
     entries = [Patch(**LOOKS[kind], label=kind) for kind in LOOKS if kind in there]
     look: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS, "ncols": 5}

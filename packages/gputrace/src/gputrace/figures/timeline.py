@@ -295,7 +295,7 @@ def _share_text(trace: "TraceData", lane: Lane, collectives: np.ndarray, inches:
 
 
 def _percent(part: float, whole: float) -> str:
-    """Return a share in percent, such as "12%". A share that would round to 0% is "<1%"."""
+    """Write a part as a share of a whole, such as "12%". A share that would be 0% is "<1%"."""
     if not whole:
         return "0%"
     share = part / whole
@@ -445,7 +445,10 @@ def _finding_about_busy_devices(trace: "TraceData", devices: list[int]) -> str:
 
 
 def _hidden_share(trace: "TraceData", devices: list[int]) -> str | None:
-    """Return the share of the time in collectives during which other kernels ran, or None."""
+    """Return which share of the devices' time in collectives was hidden behind other kernels.
+
+    Return None if there are no collectives.
+    """
     in_collectives = [trace.collectives(device) for device in devices]
     total = sum(seconds for seconds, _ in in_collectives)
     if not total:

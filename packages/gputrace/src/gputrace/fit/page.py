@@ -149,9 +149,10 @@ def _in_short(outcome: Outcome) -> str:
 
 
 def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) -> Table:
-    """Return the table of GPUs.
+    """Return the table of GPUs, with a row for each model.
 
     `tried` are the outcomes with each GPU's own memory, and `needed` those with enough memory.
+    `wish` has the options of the command.
     """
     header = ("GPU", "memory", "needs", "fits", "a step takes", "the GPU waits for the host")
     rows = []
@@ -171,7 +172,10 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
 
 
 def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
-    """Return a text that says how many steps ran, what is not counted, and what is made up."""
+    """Return a text that says how many steps ran, what is not counted, and what is made up.
+
+    `outcomes` has an outcome for each GPU model, and `gpus` is the number of GPUs.
+    """
     steps = min(outcome.steps for outcome in outcomes)
     ran = NO_STEPS
     if steps:

@@ -129,7 +129,7 @@ class ScriptProcesses:
         return sorted(found, key=lambda ended: ended.time)
 
     def _write(self, ended: Ended) -> None:
-        """Write the outcome of this process."""
+        """Write the outcome of this process to its file, which appears only when it is complete."""
         text = json.dumps([asdict(ended.outcome), ended.has_enough, ended.time])
         self._file("unfinished").write_text(text, encoding="utf-8")
         os.replace(self._file("unfinished"), self._file("ended"))
@@ -140,7 +140,10 @@ class ScriptProcesses:
 
 
 def _inherit(wish: dict[str, Any], folder: str, main: int) -> ScriptProcesses:
-    """Install the measurement in a process that multiprocessing starts anew."""
+    """Install the measurement in a process that multiprocessing starts anew.
+
+    The arguments are those of `ScriptProcesses`, with the wish as a dictionary.
+    """
     processes = ScriptProcesses(Wish(**wish), folder, main)
     processes.put_in_place()
     return processes
@@ -175,7 +178,11 @@ def _lives(number: int) -> bool:
 
 
 def together(own: Outcome, others: list[Ended], context_bytes: int) -> Outcome:
-    """Join the outcomes of a script's processes. `own` is the main process's outcome."""
+    """Join the outcomes of a script's processes into one.
+
+    `own` is the main process's outcome, and `others` are those of the processes that it started.
+    `context_bytes` are the bytes of a process's CUDA context.
+    """
     if not others:
         return own
     ended = sorted(others, key=lambda each: each.time)

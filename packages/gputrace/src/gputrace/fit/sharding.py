@@ -96,7 +96,7 @@ def _copies_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, torch.device]]:
-    """Return the shape and the device of each parameter."""
+    """Return the shape and the device of each parameter of a model."""
     return {name: (each.shape, each.device) for name, each in model.named_parameters()}
 
 

@@ -22,12 +22,18 @@ _is_leaf, _retains_grad, _grad, _grad_fn = (
 
 
 def ancestry(kind: type) -> tuple[type, ...]:
-    """Return a class and its base classes, whatever its metaclass says."""
+    """Return a class and its base classes, without asking its metaclass.
+
+    A metaclass could return something else.
+    """
     return type.__getattribute__(kind, "__mro__")
 
 
 def isinstance_of(thing: Any, kind: type) -> bool:
-    """Return whether an object is an instance of a class, whatever its `__class__` says."""
+    """Return whether an object is an instance of a class, without asking its `__class__`.
+
+    An object's `__class__` may name another class than its real one.
+    """
     return kind in ancestry(type(thing))
 
 

@@ -385,7 +385,11 @@ def _live_blocks(trace: "TraceData", segments: list[RecordedSegment]) -> _Live:
 
 
 def _is_limited(message: Message, settings: Settings, free: int | None, segment_size: int) -> bool:
-    """Return whether a limit of memory, and not the device, refused the request."""
+    """Return whether a limit of memory, and not the device, refused the request.
+
+    Without a message, this follows from the device's `free` bytes, which would have been enough for
+    a segment of `segment_size` bytes.
+    """
     if message.total is not None:
         return message.allowed is not None or message.rejected
     # There was enough free memory. Expandable segments grow by whole pages.

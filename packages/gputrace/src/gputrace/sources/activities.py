@@ -72,7 +72,7 @@ def activities_of(file: dict[str, Any]) -> list[Activity]:
 
 
 def work_of(activities: Iterable[Activity], origin: float) -> Execution:
-    """Return the spans and waits.
+    """Return the spans and waits in the entries of a file.
 
     The host's spans have no stack, because Kineto reports none.
 
@@ -92,7 +92,10 @@ def work_of(activities: Iterable[Activity], origin: float) -> Execution:
     def add(
         activity: Activity, device: int, stream: int, kind: int, name: str, launch: int = -1
     ) -> None:
-        """Add a span for an activity. `launch` is the index of the span that launched it, or -1."""
+        """Add a span for an activity, with its device, stream, kind and name.
+
+        `launch` is the index of the span that launched it, or -1.
+        """
         start, duration = (activity.start - origin) * 1e-9, activity.duration * 1e-9
         rows.append((start, duration, device, stream, kind, name, 0, launch))
 

@@ -170,7 +170,8 @@ class _History:
     def join(self, most: int, frees: bool) -> bool:
         """Keep the history on for one more recording.
 
-        Return False if it was on already, but not because of a recording.
+        Return False if it was on already, but not because of a recording. If this call switches it
+        on, it keeps `most` events, and with `frees` also the stacks of frees.
         """
         with self._lock:
             first = self.recordings == 0

@@ -148,7 +148,10 @@ class ComputerClock:
         return ComputerTime(seconds, lines, loading_of(self._batches))
 
     def _ask(self, running: Any) -> None:
-        """Ask the main thread every 5 ms to note its line, until `stop` releases the lock."""
+        """Ask the main thread every 5 ms to note its line.
+
+        `running` is a lock. The thread ends when `stop` releases it.
+        """
         while not running.acquire(timeout=INTERVAL):
             if signal.getsignal(SIGNAL) == self._look:  # the script may have set a handler
                 # No signal is sent, so that no call of the system is interrupted.
@@ -197,7 +200,10 @@ def time_loaders(
 
 
 def loading_of(batches: dict[SourceLine, list[Batch]]) -> list[Loading]:
-    """Return what each line took from a DataLoader, with the text of the line."""
+    """Return a `Loading` for each line that took batches from a DataLoader.
+
+    `batches` has the batches of each line.
+    """
     found = []
     for line, taken in batches.items():
         seconds, asked, received, workers = map(list, zip(*taken, strict=True))
