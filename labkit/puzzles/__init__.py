@@ -216,7 +216,10 @@ def _told(known: Puzzle, score: float) -> str:
 
 
 def _figure(known: Puzzle, own: Trace, original: Trace) -> Figure:
-    """Draw the memory or the timeline of both functions."""
+    """Draw the memory or the timeline of the learner's recording and of the original.
+
+    The original is drawn in grey.
+    """
     measure = known.score
     text = measure.text
     title = f"{known.name}: {measure.name} {text(measure.read(own))}"

@@ -333,9 +333,9 @@ def _first_apart(found: list[Result], expected: list[Result], tolerance: float) 
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """Return which elements of two tensors differ, in words.
+    """Return a mask of the elements of `one` that differ from those of `other`.
 
-    A difference counts if it exceeds the tolerance times the largest element.
+    A difference counts if it exceeds the tolerance times the largest element of `other`.
     """
     if not other.is_floating_point():
         return one != other

@@ -192,7 +192,7 @@ def test_the_section_that_a_check_names_is_in_its_lesson(check):
 
 def test_stubs_are_told_from_answers():
     def documented(a, b):
-        """Return a + b. The docstring belongs to an answer that is only a stub."""
+        """Return the sum of a and b."""
         ...
 
     def passing():
@@ -212,7 +212,7 @@ def test_stubs_are_told_from_answers():
 
 
 def script(numbers: list, start: int = 0) -> torch.Tensor:
-    """Add the numbers up. This script is what an exercise asks to fix."""
+    """Add them up."""
 
     def add(a, b):
         return a + b

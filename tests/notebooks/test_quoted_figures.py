@@ -48,7 +48,7 @@ def test_an_h200_s_context_is_the_recorded_one():
 def printed(lesson: str, cell: str) -> str:
     """Return the text that is stored as the output of a cell in a lesson.
 
-    `cell` is a text that the cell contains.
+    `lesson` is the file's name, and `cell` the id of the cell.
     """
     [found] = [
         each for each in nbformat.read(FOLDER / lesson, as_version=4).cells if each.id == cell

@@ -430,9 +430,9 @@ def _step(weights, batch):
 
 
 def _trained_with_a_graph(weights, batches, warm_up=0):
-    """Return trained weights. A graph of one step is captured after `warm_up` ordinary steps.
+    """Return trained weights. A captured graph of one step is replayed for each batch.
 
-    The graph is replayed for each batch.
+    Before the capture, `warm_up` steps run, whose effect on the weights is undone.
     """
     weights = [weight.clone().requires_grad_() for weight in weights]
     batch = batches[0].clone()

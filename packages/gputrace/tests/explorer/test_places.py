@@ -8,7 +8,8 @@ MIB = 1 << 20
 def rows(first, second, third=500):
     """Return the rows of two segments with a block each, at the addresses `first` and `second`.
 
-    The first segment is freed, and another one of its size is allocated at `third`.
+    The first segment is freed, and another one of its size is allocated at `third`. Addresses are
+    in MiB.
     """
     return [
         (0.0, "segment_alloc", first, 20),
