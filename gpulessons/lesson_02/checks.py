@@ -149,9 +149,9 @@ def mean_loss(model, batches):  # what the exercise hands out; without types, as
 
 
 def draw_losses(generator: random.Random) -> Plain:
-    """Draw the value and the rows of each batch: once for a few batches, once for over a hundred.
+    """Draw the value and the rows of each batch, for a few batches and for over a hundred.
 
-    Some loops wait only in every hundredth step.
+    The long list is for loops that wait only in every hundredth step.
     """
     cases = []
     for count in (generator.randint(2, 8), generator.randint(101, 109)):

@@ -417,7 +417,10 @@ class OneMore(Scale):
 
 
 def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
-    """Return the answer's cut for layers that take these times, and are otherwise alike."""
+    """Return the cut that the answer chooses for each case's layers.
+
+    The layers take the drawn times, and are otherwise alike.
+    """
     answers = []
     with torch.cuda.device("cuda:0"):
         x = torch.ones(1, device="cuda:0")

@@ -127,7 +127,10 @@ def _name_sizes(axes: Axes, speeds: Result) -> None:
 
 
 def _sizes(speeds: Result, operation: str) -> list[tuple[int, float, float]]:
-    """Return the size, the operations per byte and per second of each point in float16."""
+    """Return (size, operations per byte, operations per second) of each point in float16.
+
+    `operation` is "sum" or "product".
+    """
     x, y = _points(speeds, operation, "float16")
     sizes = speeds.column("size", operation=operation, format="float16")
     return list(zip(sizes, x, y, strict=True))

@@ -85,7 +85,7 @@ def _raised(fewest_parts: Any, step: Step, rows: int) -> str:
 
 
 def judge_parts(found: Plain, cases: Plain) -> Verdict:
-    """Judge the number of parts and the number of calls."""
+    """Judge the number of parts that the answer finds, and how often it calls the step."""
     for got, (rows, needed, breaks_at) in zip(found, cases, strict=True):
         if breaks_at:
             if got["raised"] != BROKEN:

@@ -299,7 +299,7 @@ class ExperimentPanel(Panel):
         raise NotImplementedError
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
-        """Return a figure of the result, the recording and the prediction."""
+        """Return a figure of the result, with the recording and the prediction if there are any."""
         raise NotImplementedError
 
     def verdict(self, result: Result, prediction: float) -> str:

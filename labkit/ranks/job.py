@@ -97,7 +97,7 @@ class TorchrunJob:
             self._end_all()
 
     def attempts(self) -> list[list[RankProcess]]:
-        """Return the processes of each attempt, in the order of the ranks."""
+        """Return the processes of each attempt, as a list for each in the order of the ranks."""
         attempts: list[list[RankProcess]] = [[] for _ in self._attempts]
         for process in sorted(self.processes, key=lambda process: process.rank):
             attempts[process.attempt].append(process)

@@ -344,7 +344,10 @@ def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus,
 
 
 def each_exercise() -> list:
-    """Return the numbers of the exercises. Checks that start processes are marked as slow."""
+    """Return the number of each exercise as a parameter of a test.
+
+    Checks that start processes are marked as slow.
+    """
     found = []
     for number in checks.exercises():
         marks = [pytest.mark.slow] if checks.find(number).children else []

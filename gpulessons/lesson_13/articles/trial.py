@@ -175,9 +175,9 @@ def _told(warning: warnings.WarningMessage) -> str:
 
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
-    """Restore what a snippet may change for the whole process.
+    """Restore what a snippet may have changed for the whole process.
 
-    These are the current device, cuDNN's switches, the environment and the memory.
+    This is the current device, cuDNN's switches, the environment and the memory.
     """
     device, cudnn = (
         torch.cuda.current_device(),

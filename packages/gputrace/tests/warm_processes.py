@@ -31,7 +31,10 @@ MODULES = (
 
 
 class WarmProcesses:
-    """Starter of scripts, one after another. The server starts with the first script."""
+    """Starter of scripts, which run one after another as copies of a server.
+
+    The server starts with the first script.
+    """
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None

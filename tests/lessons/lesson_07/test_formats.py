@@ -65,7 +65,7 @@ def test_a_computation_is_rounded_at_every_step():
 
 
 def test_it_counts_as_a_gpu_counts():
-    """Compare the sums with those of PyTorch's own operators."""
+    """The sums of the lab must equal those of PyTorch's own operators."""
     for name in ("bfloat16", "float16"):
         total, one = torch.zeros((), dtype=DTYPES[name]), torch.tensor(0.01, dtype=DTYPES[name])
         for _ in range(1000):

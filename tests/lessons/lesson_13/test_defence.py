@@ -48,7 +48,7 @@ def test_an_experiment_that_cannot_fail_is_refused(outcomes, capsys):
 
 
 def test_the_sentence_and_its_opposite_may_not_get_the_same_verdict(outcomes, capsys):
-    """Check that the verdict "false" needs False for the subject and True for the opposite."""
+    """The verdict "false" needs False for the subject and True for the opposite."""
     assert defend(QUOTE, "false", shares, torch.Tensor.detach, torch.clone, among=outcomes) is None
     assert "the verdict false needs False" in capsys.readouterr().out
     assert (

@@ -197,7 +197,7 @@ def _row(alike: list[Leak]) -> tuple[str, ...]:
 
 
 def _held_by(holders: tuple[Holder, ...]) -> str:
-    """Name the first holders, and count the others."""
+    """Return a text that names the first holders, and counts the others."""
     text = "; ".join(holder.text for holder in holders[:MOST_LISTED])
     if len(holders) > MOST_LISTED:
         text += f"; {len(holders) - MOST_LISTED} more"

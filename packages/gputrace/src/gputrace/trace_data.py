@@ -413,9 +413,9 @@ class TraceData:
 
     @property
     def tells_of_host(self) -> bool:
-        """Whether the timeline is that of one host.
+        """Whether the timeline is that of a single host.
 
-        A trace of several ranks has several, in `hosts`.
+        The trace of several ranks has several hosts, in `hosts`.
         """
         return not self.hosts and (HOST in self.spans.device or not len(self.spans))
 

@@ -43,7 +43,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def time_text(seconds: float) -> str:
-    """Write a time, such as 17.6 µs or 2.43 ms."""
+    """Write a time in seconds with a suitable unit, such as 17.6 µs or 2.43 ms."""
     size, unit = time_unit(seconds)
     return f"{number_text(seconds / size, 3)} {unit}"
 

@@ -237,7 +237,7 @@ def test_a_list_that_a_block_is_given_may_grow_afterwards(tried):
 
 @pytest.mark.slow
 def test_a_script_that_has_autocast_keeps_its_own(tried):
-    """Check autocast around the call of the model, and in the model's own forward pass."""
+    """The autocast is around the call of the model, or in the model's own forward pass."""
     change = "autocast to bfloat16"
     inside = SCRIPT.format(**PLAIN).replace(
         "model = Net()",

@@ -73,7 +73,7 @@ class Figures(DisplayPublisher):
             self.keep(image)
 
     def keep(self, png: bytes) -> None:
-        """Keep an image, unless it is too large or there are too many."""
+        """Keep a PNG image of a cell, unless it is too large or there are too many images."""
         if len(self.kept) < FIGURES and len(png) <= FIGURE_BYTES:
             self.kept.append(base64.b64encode(png).decode())
 

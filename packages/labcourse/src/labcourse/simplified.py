@@ -212,7 +212,7 @@ def _all_names(nodes: list[ast.expr]) -> Iterator[str]:
 
 
 def _called(function: str, *arguments: ast.expr) -> ast.Call:
-    """Return the syntax tree of a call of a function by name."""
+    """Return the syntax tree of a call of the function with this name, with these arguments."""
     return ast.Call(ast.Name(function, ast.Load()), list(arguments), [])
 
 

@@ -102,9 +102,9 @@ class Lane:
 
 
 def kinds_of(trace: "TraceData") -> np.ndarray:
-    """Return the kind of each span.
+    """Return the kind of each span in a trace.
 
-    It is COLLECTIVE for a kernel of NCCL, and BACKWARD for other kernels of a backward pass.
+    The kind is COLLECTIVE for a kernel of NCCL, and BACKWARD for other kernels of a backward pass.
     """
     spans = trace.spans
     kinds = np.where((spans.kind == KERNEL) & spans.backward, BACKWARD, spans.kind)

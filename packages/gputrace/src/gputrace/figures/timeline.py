@@ -174,7 +174,7 @@ class _Page:
         return LEFT, bottom / self.height, RIGHT - LEFT, height / self.height
 
     def y(self, inches: float) -> float:
-        """Convert a distance from the top of the figure to a y coordinate of the figure."""
+        """Convert a distance in inches from the top of the figure to a y coordinate from 0 to 1."""
         return 1 - inches / self.height
 
 

@@ -151,7 +151,7 @@ def where_it_grows(leaks: list[Leak], trace: Trace, times: Sequence[float], devi
 def _lines_at_peak(
     trace: Trace, device: int, begin: float, end: float
 ) -> Counter[SourceLine | None]:
-    """Return the bytes allocated at the peak between two times, by the line that made them."""
+    """Return the bytes that each line held at the highest peak between two times in seconds."""
     events, timeline = trace.events, trace.timeline(device)
     first, last = np.searchsorted(timeline.times, [begin, end], side="right")
     found: Counter[SourceLine | None] = Counter()

@@ -423,7 +423,7 @@ def _ends(spans: Spans, counted: list[float]) -> list[float]:
 
 
 def _busy_between(spans: Spans, device: int, begin: float, end: float) -> float:
-    """Return the seconds during which a GPU worked in an interval."""
+    """Return the seconds during which a GPU worked between two times in seconds."""
     start = np.clip(spans.start, begin, end)
     clipped = replace(spans, start=start, duration=np.clip(spans.end, begin, end) - start)
     return seconds_of(clipped, chosen(spans, device, (KERNEL, *COPIES)))

@@ -108,7 +108,7 @@ class _Attempt:
             self._folder.cleanup()
 
     def _file(self, name: str) -> str:
-        """Return the path of a file of this attempt."""
+        """Return the path of the file with this name in the folder of the attempt."""
         return os.path.join(self._folder.name, name)
 
 

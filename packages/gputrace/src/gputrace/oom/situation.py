@@ -259,7 +259,7 @@ class Situation:
 
     @cached_property
     def verdict(self) -> Cause:
-        """The cause of the error."""
+        """The cause of the out-of-memory error, which follows from the other attributes."""
         if self.requested is None or self.segment_size > self.total - self.context:
             return Cause.TOO_LARGE
         if not self.held_known:

@@ -189,7 +189,7 @@ class _History:
             return True
 
     def leave(self) -> None:
-        """End one recording's use of the history. The last one switches the history off."""
+        """End one recording's use of the history. After the last one, switch the history off."""
         with self._lock:
             self.recordings -= 1
             # A forked process has neither CUDA nor the thread.
