@@ -107,7 +107,8 @@ def is_pinned(tensor: torch.Tensor) -> bool:
         return False
     if getattr(storage, "pinned", None) is not None:
         return not storage.is_shared()  # `share_memory_` moves the memory
-    if torch._C._is_cow_tensor(tensor):  # reading its address would copy the memory
+    # Reading the address of a lazy clone would copy the memory.
+    if torch._C._is_cow_tensor(tensor):  # type: ignore[attr-defined]
         return False
     address = storage.data_ptr()
     position = bisect_right(_starts, address) - 1
