@@ -59,8 +59,9 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
     rows = [_row(f"score on {_gpus(known)}", known.score, own.trace, original.trace)]
     rows += _measured(known, function)
     for limit, most in known.limits.items():
-        found = limit.text(limit.read(own.trace))
-        rows.append(Row(limit.name, found, f"at most {limit.text(most)}"))
+        found = limit.read(own.trace)
+        if found or most:
+            rows.append(Row(limit.name, limit.text(found), f"at most {limit.text(most)}"))
     judgement = judged(known, own)
     score, solved = judgement.score, judgement.status == RIGHT
     best = scores.best(name)
