@@ -58,6 +58,14 @@ class Result:
     is_given: bool = False
 
 
+# The race itself names a line of the kit, which reads the results.
+TOO_EARLY = (
+    "there is a race after your function has returned. The next line of a program may read a "
+    "result before another stream has written it. Let the current stream wait for your streams "
+    "before you return."
+)
+
+
 class ThreadLeftError(Exception):
     """Error for a function that has returned while a thread that it started still runs."""
 
@@ -106,18 +114,22 @@ def attempt(
 def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int], int]) -> Attempt:
     races = _races()
     left: list[str] = []
+    late: list[Any] = []
     try:
-        kept = _first_call(function, puzzle, draw(48), left)
+        kept = _first_call(function, puzzle, draw(48), left, late)
         seed = draw(48)
         given = _given(puzzle, seed)
-        trace, results = _recorded_call(function, given, left)
+        trace, results = _recorded_call(function, given, left, late)
     except ThreadLeftError as error:
         return Attempt(None, str(error))
     except (Exception, SystemExit) as error:
         return Attempt(None, f"your function raised {quote(error, function)}")
     trouble = difference(puzzle, seed, given, results)
-    if len(_races()) > len(races):
-        trouble = f"there is a race. {_races()[len(races)]}"
+    found = _races()[len(races) :]
+    if found and found[0] in late:
+        trouble = TOO_EARLY
+    elif found:
+        trouble = f"there is a race. {found[0]}"
     elif not trouble and left:
         trouble = left[0]
     elif not trouble and kept > 0:
@@ -129,14 +141,16 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
     return Attempt(trace, trouble)
 
 
-def _first_call(function: Callable[..., Any], puzzle: Puzzle, seed: int, left: list[str]) -> int:
+def _first_call(
+    function: Callable[..., Any], puzzle: Puzzle, seed: int, left: list[str], late: list[Any]
+) -> int:
     """Call a function for the first time, and return how many tensors on GPUs it keeps.
 
     The call that counts could use work that is stored there, such as a captured graph. `left` gets
     sentences about what the call changed.
     """
     before = len(tensors.alive().storages)
-    _call(Followed(_with_threads_ended(function)), _given(puzzle, seed), left)
+    _call(Followed(_with_threads_ended(function)), _given(puzzle, seed), left, late)
     gc.collect()
     return len(tensors.alive().storages) - before
 
@@ -181,11 +195,11 @@ def _given(puzzle: Puzzle, seed: int) -> tuple[Any, ...]:
 
 
 def _recorded_call(
-    function: Callable[..., Any], given: tuple[Any, ...], left: list[str]
+    function: Callable[..., Any], given: tuple[Any, ...], left: list[str], late: list[Any]
 ) -> tuple[Trace, list[Result]]:
     """Call the function with `given`, record the call, and return the recording and the results.
 
-    `left` gets sentences about what the call changed.
+    `left` gets sentences about what the call changed, and `late` the races with the results.
     """
     traces = []
 
@@ -202,20 +216,25 @@ def _recorded_call(
     torch.cuda.empty_cache()
     for gpu in range(torch.cuda.device_count()):
         torch.cuda.synchronize(gpu)
-    results = _call(Followed(recorded), given, left)
+    results = _call(Followed(recorded), given, left, late)
     return traces[0], results
 
 
-def _call(followed: Followed, given: tuple[Any, ...], left: list[str]) -> list[Result]:
+def _call(
+    followed: Followed, given: tuple[Any, ...], left: list[str], late: list[Any]
+) -> list[Result]:
     """Call the function, and return the results.
 
     Add to `left` what the call changed and should have left unchanged. The results are read as
     the next line of a program would read them. If the function does not make the current stream
-    wait for its own streams, there is a race with this read.
+    wait for its own streams, there is a race with this read, which is added to `late`.
     """
     returned = followed(*given)
     left += followed.left
-    return results_of(returned, given)
+    before = len(_races())
+    results = results_of(returned, given)
+    late += _races()[before:]
+    return results
 
 
 def _races() -> list[Any]:

@@ -75,6 +75,17 @@ def test_wrong_answers_to_one_puzzle_are_refused_for_a_reason(name, answer, reas
     assert reason in score
 
 
+@pytest.mark.parametrize("name", ["hidden copies"])
+def test_a_function_that_returns_before_its_stream_is_done_is_told_so(name):
+    """The race with the read of the results would name a line that is not the learner's."""
+
+    def copied_and_left(batches, weight):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return [batch.cuda(non_blocking=True) @ weight for batch in batches]
+
+    assert "after your function has returned" in score_of(name, copied_and_left)
+
+
 def _answer(name):
     return RIGHT[name][0]
 
