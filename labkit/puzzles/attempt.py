@@ -214,8 +214,7 @@ def _recorded_call(
 
     gc.collect()
     torch.cuda.empty_cache()
-    for gpu in range(torch.cuda.device_count()):
-        torch.cuda.synchronize(gpu)
+    machine.synchronize()
     results = _call(Followed(recorded), given, left, late)
     return traces[0], results
 

@@ -72,6 +72,15 @@ class Selected(threading.local):
         self.full_masks = False  # whether masks without values count as true everywhere
         self.product: Callable[[], Any] | None = None  # a reference to the last product's output
 
+    @contextmanager
+    def without_time(self) -> Iterator[None]:
+        """Let what this thread does in the block take none of the host's time."""
+        before, self.untimed = self.untimed, True
+        try:
+            yield
+        finally:
+            self.untimed = before
+
     def visit(self, task: int, *places: "Gpu | None") -> None:
         """Note that the backward pass `task` runs operators on these GPUs. None means the CPU."""
         if self.task != task:

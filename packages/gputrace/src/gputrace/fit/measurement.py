@@ -107,7 +107,8 @@ class Measurement:
             gpu.allocator.listen(self._write_progress)
         origin = machine.clock.host
         batches: dict[SourceLine, list[Batch]] = defaultdict(list)
-        time_loaders(batches, lambda: machine.clock.host, self._untimed)
+        # Loading a batch takes time of this computer, and none of the model.
+        time_loaders(batches, lambda: machine.clock.host, machine.selected.without_time)
         trace: Any = None
         try:
             # Memory is recorded from the start, and kernels from the first backward pass, because
@@ -141,16 +142,6 @@ class Measurement:
         if slowest is not None:
             outcome.loading, outcome.workers = slowest.seconds, slowest.workers
         return outcome
-
-    @contextmanager
-    def _untimed(self) -> Iterator[None]:
-        """Let this thread's CPU operators take no time of the model, because a batch is loaded."""
-        selected = self._machine.selected
-        before, selected.untimed = selected.untimed, True
-        try:
-            yield
-        finally:
-            selected.untimed = before
 
     def is_over(self) -> None:
         """Note that the script has ended, so that `stop` does nothing from now on."""

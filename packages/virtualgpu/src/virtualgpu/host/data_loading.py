@@ -33,11 +33,8 @@ def receiving(machine: Machine, receive: Callable[..., Any]) -> Callable[..., An
     """
 
     def try_get_data(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, machine.selected.untimed = machine.selected.untimed, True
-        try:
+        with machine.selected.without_time():
             return receive(self, *args, **kwargs)
-        finally:
-            machine.selected.untimed = before
 
     return try_get_data
 
